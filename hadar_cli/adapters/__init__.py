@@ -1,0 +1,1 @@
+"""The world behind the ports: files, processes, tensors, configuration."""

@@ -1,0 +1,39 @@
+"""Consolidation over the run's store: checkpoints by hash in, one merged checkpoint by hash out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hadar_cli.adapters import tensors
+from hadar_cli.adapters.store import RunStore
+from hadar_cli.app.ports import Consolidated, Contribution
+from hadar_cli.core.model import MergeRules
+
+
+class StoreConsolidator:
+    """Merges what copies handed in and keeps the result before anyone hears of it."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+
+    def consolidate(
+        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
+    ) -> Consolidated:
+        copies = [
+            tensors.Contribution(
+                number, self._store.object_path(c.weights), c.steps, c.batch_size
+            )
+            for number, c in enumerate(sorted(inputs, key=lambda c: (c.copy, c.attempt)))
+        ]
+        attempts = [c.attempt for c in sorted(inputs, key=lambda c: (c.copy, c.attempt))]
+        scratch = self._store.scratch_path("merged")
+        base_path = self._store.object_path(base) if base else None
+        merged = tensors.merge(copies, base_path, scratch, rules)
+        if merged.digest:
+            self._store.keep(scratch, merged.digest)
+        return Consolidated(
+            weights=merged.digest,
+            bytes=merged.bytes,
+            accepted=tuple(attempts[number] for number in merged.accepted),
+            refused=tuple((attempts[number], why) for number, why in merged.refused),
+        )

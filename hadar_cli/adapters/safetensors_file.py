@@ -1,0 +1,261 @@
+"""Checkpoints on disk: a strict, bounded reader and a streaming writer of the safetensors format.
+
+The safetensors package is not used on the head for three reasons: its numpy side knows no
+bfloat16, it hands out whole tensors where merging wants small blocks of many files at once, and a
+file from a node must be refused for anything odd, in one plain line.
+
+Blocks are read by position into a buffer and not through a memory map: mapped pages count as
+resident memory, and a mapped file that another process truncates kills the reader (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadar_cli.errors import HadarError
+
+Array = NDArray[Any]
+
+# The numpy type that holds each stored type; bfloat16 and booleans are held as their bits.
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("u1"),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
+# The largest finite number of each floating-point type.
+FLOAT_MAX: Mapping[str, float] = {
+    "F16": float(np.finfo(np.float16).max),
+    "BF16": (2 - 2**-7) * 2.0**127,
+    "F32": float(np.finfo(np.float32).max),
+    "F64": float(np.finfo(np.float64).max),
+}
+HEADER_LIMIT = 16 << 20
+DIMENSIONS_LIMIT = 32
+DIMENSION_LIMIT = 1 << 63
+
+
+class CheckpointError(HadarError):
+    """A file that is not the checkpoint it should be, with a one-line reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What a header says of one tensor. Equal when name, type and shape are; place is no matter."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int = field(default=0, compare=False)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * DTYPES[self.dtype].itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOAT_MAX
+
+
+class Checkpoint:
+    """An open file whose header has been checked in full; its data are read block by block."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise CheckpointError(f"cannot be opened: {error.strerror}") from error
+        try:
+            self.bytes = os.fstat(self._file.fileno()).st_size
+            header = self._read_header()
+            begin = 8 + len(header)
+            self.tensors, self.metadata = _parse(header, begin, self.bytes - begin)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
+        """The elements from ``start`` to ``stop`` as stored, flat. Safe to call from threads."""
+        tensor = self.tensors[name]
+        dtype = DTYPES[tensor.dtype]
+        stop = tensor.size if stop is None else stop
+        block = np.empty(stop - start, dtype)
+        self._fill(block.view(np.uint8).data, tensor.begin + start * dtype.itemsize)
+        return block
+
+    def _read_header(self) -> bytes:
+        length = bytearray(8)
+        self._fill(memoryview(length), 0)
+        size = int.from_bytes(length, "little")
+        if size > HEADER_LIMIT:
+            raise CheckpointError(f"its header claims {size} bytes, over the limit")
+        header = bytearray(min(size, self.bytes))
+        self._fill(memoryview(header), 8)
+        return bytes(header)
+
+    def _fill(self, buffer: memoryview, offset: int) -> None:
+        while buffer:
+            try:
+                count = os.preadv(self._file.fileno(), [buffer], offset)
+            except OSError as error:
+                raise CheckpointError(f"cannot be read: {error.strerror}") from error
+            if count == 0:
+                raise CheckpointError("it ends too early")
+            buffer, offset = buffer[count:], offset + count
+
+
+def _parse(
+    header: bytes, data_begin: int, data_bytes: int
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if not header.startswith(b"{"):
+        raise CheckpointError("its header is not a JSON object")
+    try:
+        entries = json.loads(header.decode(), object_pairs_hook=_unique)
+        metadata = entries.pop("__metadata__", {})
+        "".join(metadata.values()).encode()
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError("its header is not valid JSON in UTF-8") from error
+    except (TypeError, AttributeError) as error:
+        raise CheckpointError("its metadata are not strings") from error
+
+    tensors = []
+    for name, entry in entries.items():
+        tensor, end = _parse_entry(name, entry)
+        if end - tensor.begin != tensor.nbytes:
+            raise CheckpointError(f"{quote(name)} has a length that does not fit its shape")
+        tensors.append(tensor)
+    tensors.sort(key=lambda tensor: (tensor.begin, tensor.nbytes))
+
+    expected = 0
+    for tensor in tensors:
+        if tensor.begin != expected:
+            raise CheckpointError(f"{quote(tensor.name)} overlaps another tensor or leaves a gap")
+        expected += tensor.nbytes
+    if expected != data_bytes:
+        raise CheckpointError(f"it holds {data_bytes} bytes of data, its header says {expected}")
+    return {
+        t.name: Tensor(t.name, t.dtype, t.shape, data_begin + t.begin) for t in tensors
+    }, metadata
+
+
+def _parse_entry(name: str, entry: object) -> tuple[Tensor, int]:
+    """One tensor of the header, and where it ends; both places count from the start of the data."""
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest}:
+            numbers = [*shape, begin, end]
+            sound = all(type(n) is int and 0 <= n < DIMENSION_LIMIT for n in numbers)
+            if rest or not sound or len(shape) > DIMENSIONS_LIMIT:
+                raise CheckpointError(f"{quote(name)} is badly described")
+            if dtype not in DTYPES:
+                raise CheckpointError(f"{quote(name)} has the unknown type {quote(dtype)}")
+            return Tensor(name, dtype, tuple(shape), begin), end
+    raise CheckpointError(f"{quote(name)} is badly described")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a name appears twice")
+    "".join(entries).encode()  # JSON can spell names that UTF-8 cannot
+    return entries
+
+
+def quote(name: str) -> str:
+    """A name out of a file, made fit for one line of a message: escaped and bounded."""
+    return ascii(name if len(name) <= 80 else name[:77] + "...")
+
+
+def write(
+    out: BinaryIO,
+    tensors: Sequence[Tensor],
+    metadata: Mapping[str, str],
+    blocks: Iterable[Array],
+) -> tuple[str, int]:
+    """Write ``blocks``, the tensors' data in their order. The SHA-256 and the length in bytes."""
+    header = _header(tensors, metadata)
+    length = len(header) + sum(tensor.nbytes for tensor in tensors)
+    with contextlib.suppress(OSError, AttributeError):  # speed only; not every file can do it
+        os.posix_fallocate(out.fileno(), 0, length)
+    digest = hashlib.sha256(header)
+    written = out.write(header)
+    for block in blocks:
+        digest.update(block.data)
+        written += out.write(block.data)
+    if written != length:
+        raise ValueError(f"{length} bytes were announced, {written} given")
+    return digest.hexdigest(), written
+
+
+def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    begin = 0
+    for tensor in tensors:
+        end = begin + tensor.nbytes
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def widen(block: Array, dtype: str) -> Array:
+    """Stored values as numpy can reckon with them, exactly: half floats become float32."""
+    if dtype == "BOOL":
+        return block != 0
+    if dtype == "BF16":
+        return (block.astype(np.uint32) << 16).view(np.float32)
+    return block.astype(np.float32) if dtype == "F16" else block
+
+
+def narrow(values: NDArray[np.float64], dtype: str) -> Array:
+    """Float64 rounded once, to nearest even, to the stored type."""
+    if dtype != "BF16":
+        return values.astype(DTYPES[dtype])
+    # By way of float32, but rounded to odd there (cut off, lowest bit set when something was lost),
+    # for two roundings to nearest are not one.
+    single = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    bits -= np.abs(single) > np.abs(values)
+    bits |= single != values
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return (bits >> 16).astype(DTYPES[dtype])

@@ -1,0 +1,243 @@
+"""The run's directory on the head: journal, checkpoints by hash, the lock against a second head.
+
+runs/<id>/run.json       the mix and the inventory as they were read
+          journal.jsonl  one event a line: crc and JSON, on the disk before it counts
+          objects/       checkpoints, each named by its SHA-256
+          models/        every finished job's weights, ready to load
+          nodes/         what local devices work in
+          lock           held by the head that drives the run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hadar_cli.core.events import EVENTS, Event
+from hadar_cli.core.model import Mix, Node
+from hadar_cli.errors import InputError, RunLockedError, StorageError, nearest
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run was started with; written once, before anything happens."""
+
+    id: str
+    mix: Mix
+    nodes: tuple[Node, ...]
+    started_at: str
+    hadar_version: str
+
+
+class RunStore:
+    """One run's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.journal_path = directory / "journal.jsonl"
+        self._objects = directory / "objects"
+
+    @classmethod
+    def create(cls, runs: Path, facts: RunFacts) -> RunStore:
+        os.umask(0o077)
+        store = cls(runs / facts.id)
+        with _storage_errors(store.directory):
+            store._objects.mkdir(parents=True)
+            (store.directory / "models").mkdir()
+            _write_durably(store.directory / "run.json", msgspec.json.encode(facts))
+        return store
+
+    @property
+    def facts(self) -> RunFacts:
+        path = self.directory / "run.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=RunFacts)
+        except (OSError, msgspec.DecodeError) as error:
+            raise StorageError(f"{path}: {error}", fix="the run's directory is damaged") from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run for this head; another head is refused."""
+        with _storage_errors(self.directory), (self.directory / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunLockedError(
+                    f"another hadar drives run {self.directory.name}",
+                    fix="wait for it to end, or stop it with Ctrl-C",
+                ) from None
+            yield
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    def object_path(self, digest: str) -> Path:
+        return self._objects / digest
+
+    def scratch_path(self, name: str) -> Path:
+        """A place for a file under way; ``keep`` turns it into an object."""
+        return self._objects / f"{name}.part"
+
+    def take_in(self, source: Path) -> str:
+        """Copies a file in, hashed on the way; links are not followed."""
+        scratch = self.scratch_path(f"in-{os.getpid()}-{source.parent.name}")
+        digest = hashlib.sha256()
+        with _storage_errors(self.directory):
+            descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb") as reader, scratch.open("wb") as writer:
+                while chunk := reader.read(_CHUNK):
+                    digest.update(chunk)
+                    writer.write(chunk)
+        self.keep(scratch, digest.hexdigest())
+        return digest.hexdigest()
+
+    def keep(self, scratch: Path, digest: str) -> None:
+        """Makes a finished scratch file an object, durably, before anyone is told its name."""
+        with _storage_errors(self.directory):
+            with scratch.open("rb") as file:
+                os.fsync(file.fileno())
+            scratch.replace(self.object_path(digest))
+            _sync_directory(self._objects)
+
+    def verify(self, digest: str) -> None:
+        """Raises unless the object's bytes still are what its name says."""
+        path = self.object_path(digest)
+        actual = hashlib.sha256()
+        with _storage_errors(self.directory), path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                actual.update(chunk)
+        if actual.hexdigest() != digest:
+            raise StorageError(
+                f"{path}: the checkpoint's bytes are not what was committed",
+                fix="restore the file from a backup; hadar will not train on from damaged weights",
+            )
+
+    def collect_garbage(self, keep: Iterable[str]) -> None:
+        wanted = set(keep)
+        for path in self._objects.iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+
+
+class FileJournal:
+    """Appends events to ``journal.jsonl``; each is durable when ``append`` returns."""
+
+    def __init__(self, path: Path) -> None:
+        with _storage_errors(path.parent):
+            self._file = path.open("ab", buffering=0)
+
+    def append(self, event: Event) -> None:
+        body = msgspec.json.encode([type(event).__name__, event])
+        with _storage_errors(Path(self._file.name)):
+            self._file.write(b"%08x " % zlib.crc32(body) + body + b"\n")
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> list[Event]:
+    """All whole events. A torn last line was never acknowledged: leaving it out loses nothing."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}") from error
+    lines = data.split(b"\n")
+    events: list[Event] = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            events.append(_decode(line))
+        except (ValueError, KeyError) as error:
+            if number == len(lines) - 1:
+                break
+            raise StorageError(f"{path}:{number}: damaged record ({error})") from error
+    return events
+
+
+def mend_journal(path: Path) -> list[Event]:
+    """Reads the journal and cuts off a torn tail, so that new events follow whole ones."""
+    events = read_journal(path)
+    with _storage_errors(path.parent), path.open("ab") as file:
+        data = path.read_bytes()
+        whole = sum(len(line) + 1 for line in data.split(b"\n")[: len(events)])
+        file.truncate(whole)
+        os.fsync(file.fileno())
+    return events
+
+
+def find_run(runs: Path, name: str | None) -> RunStore:
+    """The run of that name (or path), or the newest."""
+    known = list_runs(runs)
+    if name is None:
+        if not known:
+            raise InputError(
+                f"there is no run in {runs}/", fix="start one: hadar run mixes/m5.yaml"
+            )
+        return RunStore(known[-1])
+    for candidate in (runs / name, Path(name)):
+        if (candidate / "run.json").exists():
+            return RunStore(candidate)
+    hint = nearest(name, [path.name for path in known])
+    raise InputError(
+        f"there is no run {name!r} in {runs}/" + (f"; did you mean {hint!r}?" if hint else ""),
+        fix="hadar report --list shows all runs",
+    )
+
+
+def list_runs(runs: Path) -> list[Path]:
+    """Run directories, oldest first."""
+    return sorted(path.parent for path in runs.glob("*/run.json"))
+
+
+def remove_run(store: RunStore) -> None:
+    shutil.rmtree(store.directory)
+
+
+def _decode(line: bytes) -> Event:
+    crc, _, body = line.partition(b" ")
+    if int(crc, 16) != zlib.crc32(body):
+        raise ValueError("checksum does not match")
+    name, fields = msgspec.json.decode(body)
+    event: Event = msgspec.convert(fields, EVENTS[name])
+    return event
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as file:
+        file.write(data)
+        os.fsync(file.fileno())
+    part.replace(path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    """The one place where the disk's errors become ours."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or path}: {error.strerror}",
+            fix="free or mend the disk, then: hadar resume",
+        ) from error

@@ -1,0 +1,171 @@
+"""The ports through which the round loop reaches the world. Each is as small as it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from hadar_cli.core.events import Event
+from hadar_cli.core.model import Job, MergeRules
+from hadar_cli.core.steps import StepSet
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """What one copy is to do on one device until it hands in."""
+
+    attempt: str
+    job: Job
+    device: str
+    steps: StepSet
+    seconds: float
+    weights: str | None  # hash of the checkpoint to start from
+    round: int
+    copy: int
+    num_copies: int
+    global_step: int
+    job_seed: int
+    seed: int
+    lr_scale: float = 1.0
+    evaluate: bool = False
+    hand_in: bool = True  # an evaluation leaves no weights
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """What a copy reports; a claim until the tracker has checked it."""
+
+    steps: int
+    slices: tuple[tuple[int, int], ...]
+    start_s: float
+    train_s: float
+    save_s: float
+    stopped: str
+    loss: float | None = None
+    quality: dict[str, float] | None = None
+    missed_paces: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    attempt: str
+    steps: int
+    seconds: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandedIn:
+    """The copy stopped; its weights are already on the head, under their hash."""
+
+    attempt: str
+    result: CopyResult
+    weights: str | None
+    warm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    attempt: str
+    why: str
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A machine cannot be reached any more; its attempts fail with it."""
+
+    devices: tuple[str, ...]
+    why: str
+
+
+Report: TypeAlias = Progressed | HandedIn | Failed | NodeGone
+
+
+class Executor(Protocol):
+    """Runs copies on devices: local processes, SSH nodes, or a simulation."""
+
+    def now(self) -> float:
+        """Seconds on the run's clock."""
+        ...
+
+    def start(self, order: CopyOrder) -> None:
+        """Begins a copy and returns at once; a failure arrives as a report."""
+        ...
+
+    def wait(self, until: float) -> list[Report]:
+        """Reports since the last call; returns when there are some, or at ``until``."""
+        ...
+
+    def recall(self) -> None:
+        """Asks every copy under way to hand in now; the reports arrive as usual."""
+        ...
+
+    def stop(self, grace_s: float) -> None:
+        """Ends every copy and leaves no process behind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One copy's weights and the work in them."""
+
+    attempt: str
+    copy: int
+    weights: str
+    steps: int
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consolidated:
+    """The merged weights' hash, empty when every contribution was refused."""
+
+    weights: str
+    bytes: int
+    accepted: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+class Consolidator(Protocol):
+    """Merges the weights of a job's copies."""
+
+    def consolidate(
+        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
+    ) -> Consolidated: ...
+
+
+class Journal(Protocol):
+    """The run's only truth; an event is on the disk when ``append`` returns."""
+
+    def append(self, event: Event) -> None: ...
+
+
+class Observer(Protocol):
+    """Whoever watches a run: the live view, the plain lines, or nobody."""
+
+    def happened(self, event: Event) -> None: ...
+
+    def progressed(self, report: Progressed) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = tuple(observers)
+
+    def happened(self, event: Event) -> None:
+        for observer in self._observers:
+            observer.happened(event)
+
+    def progressed(self, report: Progressed) -> None:
+        for observer in self._observers:
+            observer.progressed(report)
+
+    def tick(self) -> None:
+        for observer in self._observers:
+            observer.tick()

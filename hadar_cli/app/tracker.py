@@ -1,0 +1,212 @@
+"""The paper's Job Tracker: forks jobs into copies, checks what they bring, counts steps once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+from hadar_cli.app.ports import (
+    Consolidator,
+    Contribution,
+    CopyOrder,
+    Failed,
+    HandedIn,
+    Journal,
+    Observer,
+)
+from hadar_cli.core import events
+from hadar_cli.core.merging import lr_scale, n_eff
+from hadar_cli.core.model import Mix
+from hadar_cli.core.policies.registry import Stint
+from hadar_cli.core.state import JobState, RunState
+from hadar_cli.core.steps import StepSet
+
+Clock: TypeAlias = Callable[[], float]
+
+
+def copy_id(parent: int, fork: int, max_job_count: int) -> int:
+    """The paper's id of a forked copy: max_job_count × i + parent_job_id, i = 1..n."""
+    return max_job_count * fork + parent
+
+
+class Tracker:
+    """Every change of state passes through here: journalled first, then applied, then shown."""
+
+    def __init__(
+        self,
+        mix: Mix,
+        devices: Sequence[str],
+        state: RunState,
+        journal: Journal,
+        consolidator: Consolidator,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self.state = state
+        self._mix, self._journal, self._clock = mix, journal, clock
+        self._consolidator, self._observer = consolidator, observer
+        self._fork_of = {device: i for i, device in enumerate(devices, start=1)}
+        self._max_job_count = max(state.jobs, default=0) + 1
+
+    def record(self, event: events.Event) -> None:
+        self._journal.append(event)
+        self.state.apply(event)
+        self._observer.happened(event)
+
+    # -- handing out -------------------------------------------------------------------------
+
+    def plan_round(self, stints: Iterable[Stint]) -> None:
+        planned = tuple((s.job, s.device, s.steps) for s in stints)
+        self.record(events.RoundPlanned(self._clock(), self.state.round + 1, planned))
+
+    def hand_out(self, stint: Stint, seconds: float, expected: Sequence[int]) -> CopyOrder:
+        """An order for the next free steps of the stint's job, recorded before it is sent.
+
+        ``expected`` are the steps that this and the job's other copies will bring to the merge.
+        """
+        job = self.state.jobs[stint.job]
+        steps = job.free.first(stint.steps)
+        return self._order(job, stint.device, seconds, steps, self._scale(job, expected))
+
+    def hand_out_evaluation(self, job: JobState, device: str, seconds: float) -> CopyOrder:
+        """An order to measure the quality of a job's committed weights."""
+        return self._order(job, device, seconds, StepSet(), 1.0)
+
+    def _order(
+        self, job: JobState, device: str, seconds: float, steps: StepSet, scale: float
+    ) -> CopyOrder:
+        fork = self._fork_of[device]
+        copy = copy_id(job.job.id, fork, self._max_job_count)
+        number = len(self.state.started) + 1
+        attempt = f"e{self.state.epoch}-r{self.state.round}-c{copy}-{number}"
+        trains = bool(steps)
+        self.record(
+            events.CopyStarted(
+                self._clock(),
+                attempt,
+                job.job.id,
+                copy,
+                device,
+                self.state.round,
+                job.generation,
+                steps.ranges,
+                scale,
+                "train" if trains else "evaluate",
+            )
+        )
+        return CopyOrder(
+            attempt=attempt,
+            job=job.job,
+            device=device,
+            steps=steps,
+            seconds=seconds,
+            weights=job.weights,
+            round=self.state.round,
+            copy=copy,
+            num_copies=len(job.active),
+            global_step=len(job.done),
+            job_seed=_seed(self._mix.seed, job.job.id),
+            seed=_seed(self._mix.seed, job.job.id, job.generation, copy),
+            lr_scale=scale,
+            evaluate=not trains or job.generation == 0,
+            hand_in=trains,
+        )
+
+    def _scale(self, job: JobState, expected: Sequence[int]) -> float:
+        """The learning rate's factor for that many effective copies, warmed up at first."""
+        rules = self._mix.merge
+        full = lr_scale(rules.lr_scale, n_eff([steps for steps in expected if steps > 0] or [1]))
+        warm_steps = rules.warmup * job.job.target_steps
+        warmed = min(1.0, len(job.done) / warm_steps) if warm_steps else 1.0
+        return 1.0 + (full - 1.0) * warmed
+
+    # -- taking back -------------------------------------------------------------------------
+
+    def handed_in(self, report: HandedIn) -> None:
+        """Records a result that keeps to its order; anything else is recorded as lost."""
+        if report.attempt not in self.state.started or not self._is_active(report.attempt):
+            return  # late or repeated: it matches nothing
+        result = report.result
+        why = self._objection(report)
+        if why:
+            self.record(events.CopyLost(self._clock(), report.attempt, why))
+            return
+        self.record(
+            events.CopyFinished(
+                self._clock(),
+                report.attempt,
+                result.steps,
+                result.slices,
+                result.start_s,
+                result.train_s,
+                result.save_s,
+                result.stopped,
+                report.weights,
+                result.loss,
+                result.quality,
+                result.missed_paces,
+                report.warm,
+            )
+        )
+
+    def failed(self, report: Failed) -> None:
+        if self._is_active(report.attempt):
+            self.record(events.CopyLost(self._clock(), report.attempt, report.why, report.log))
+
+    def _is_active(self, attempt: str) -> bool:
+        started = self.state.started.get(attempt)
+        return started is not None and attempt in self.state.jobs[started.job].active
+
+    def _objection(self, report: HandedIn) -> str | None:
+        result, started = report.result, self.state.started[report.attempt]
+        given = StepSet.of(started.slices)
+        try:
+            claimed = StepSet.of(result.slices)
+        except ValueError as error:
+            return f"its result is inconsistent: {error}"
+        if len(claimed) != result.steps:
+            return f"it reports {result.steps} steps but lists {len(claimed)}"
+        if not claimed <= given:
+            return "it reports steps that it was not given"
+        if result.steps and not report.weights:
+            return "it reports steps but left no weights"
+        return None
+
+    # -- merging -----------------------------------------------------------------------------
+
+    def commit(self, job: JobState) -> None:
+        """Merges what the job's copies handed in; only this makes their steps count."""
+        began = self._clock()
+        inputs = [
+            Contribution(
+                attempt,
+                self.state.started[attempt].copy,
+                finished.weights,
+                finished.steps,
+                job.job.batch_size,
+            )
+            for attempt, finished in job.handed_in.items()
+            if finished.weights
+        ]
+        if not inputs:
+            return
+        merged = self._consolidator.consolidate(inputs, job.weights, self._mix.merge)
+        self.record(
+            events.WeightsMerged(
+                self._clock(),
+                job.job.id,
+                job.generation + 1,
+                merged.weights,
+                merged.accepted,
+                merged.refused,
+                self._clock() - began,
+                merged.bytes,
+            )
+        )
+
+
+def _seed(*parts: int) -> int:
+    """A seed that depends on nothing but its parts."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:4], "little")

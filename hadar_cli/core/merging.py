@@ -1,0 +1,48 @@
+"""What averaging copies is worth, in steps.
+
+A mean of copies that did τ_i steps, weighted by τ_i, moves the model only Στ²/Στ steps. These
+factors win the difference back, by the learning rate or by a longer stride.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hadar_cli.errors import InputError, nearest
+
+LR_SCALES = ("none", "sqrt", "linear")
+
+
+def effective_steps(steps: Sequence[int]) -> float:
+    """How far the step-weighted mean of the copies moves: Στ²/Στ steps."""
+    total = sum(steps)
+    return sum(tau * tau for tau in steps) / total if total else 0.0
+
+
+def n_eff(steps: Sequence[int]) -> float:
+    """How many equal copies would average like these: (Στ)²/Στ². Without steps, one."""
+    squares = sum(tau * tau for tau in steps)
+    return sum(steps) ** 2 / squares if squares else 1.0
+
+
+def progress_factor(steps: Sequence[int]) -> float:
+    """The α that makes the mean go as far as the copy with most steps did: τ_max·Στ/Στ²."""
+    squares = sum(tau * tau for tau in steps)
+    return max(steps) * sum(steps) / squares if squares else 1.0
+
+
+def lr_scale(rule: str, n_eff: float) -> float:
+    """The factor on each copy's learning rate under ``merge.lr_scale``."""
+    if rule == "none":
+        return 1.0
+    if rule == "sqrt":
+        return math.sqrt(n_eff)
+    if rule == "linear":
+        return n_eff
+    near = nearest(rule, LR_SCALES)
+    raise InputError(
+        f"unknown learning-rate scale {rule!r}",
+        field="merge.lr_scale",
+        fix=f"did you mean {near!r}?" if near else f"choose one of {', '.join(LR_SCALES)}",
+    )

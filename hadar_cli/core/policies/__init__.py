@@ -1,0 +1,1 @@
+"""Scheduling policies, each a small class with typed fields in the registry."""

@@ -1,0 +1,154 @@
+"""The state of a run: a fold over its events. Totals are never counted apart from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hadar_cli.core import events
+from hadar_cli.core.model import Job
+from hadar_cli.core.steps import StepSet, all_steps
+
+
+@dataclass(slots=True)
+class JobState:
+    """One job's progress as committed, and what its copies still have in hand."""
+
+    job: Job
+    done: StepSet = field(default_factory=StepSet)
+    generation: int = 0
+    weights: str | None = None
+    effective_steps: float = 0.0
+    finished_at: float | None = None
+    untrained: dict[str, float] | None = None
+    quality: dict[str, float] | None = None
+    failures: int = 0
+    active: dict[str, events.CopyStarted] = field(default_factory=dict)
+    handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
+
+    @property
+    def remaining(self) -> int:
+        return self.job.target_steps - len(self.done)
+
+    @property
+    def is_trained(self) -> bool:
+        return self.remaining == 0
+
+    @property
+    def in_hand(self) -> StepSet:
+        """Steps that copies are working on, or have handed in but that are not committed yet."""
+        held = StepSet()
+        for started in self.active.values():
+            held = held | StepSet.of(started.slices)
+        for finished in self.handed_in.values():
+            held = held | StepSet.of(finished.slices)
+        return held
+
+    @property
+    def free(self) -> StepSet:
+        """Steps that nobody has done or holds: what a new copy may be given."""
+        return all_steps(self.job.target_steps) - self.done - self.in_hand
+
+
+class RunState:
+    """Folds events one by one with ``apply``; refuses those that break an invariant."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self.jobs = {job.id: JobState(job) for job in jobs}
+        self.started: dict[str, events.CopyStarted] = {}
+        self.lost_devices: dict[str, str] = {}
+        self.now = 0.0
+        self.epoch = 0
+        self.round = 0
+        self.finished = False
+
+    @property
+    def unfinished(self) -> list[JobState]:
+        return [state for state in self.jobs.values() if not state.is_trained]
+
+    def device_of(self, attempt: str) -> str:
+        return self.started[attempt].device
+
+    def apply(self, event: events.Event) -> None:
+        self.now = max(self.now, event.t)
+        match event:
+            case events.HeadStarted():
+                self.epoch = event.epoch
+                self.lost_devices.clear()
+                self._drop_copies()
+            case events.RoundPlanned():
+                self.round = event.round
+            case events.CopyStarted():
+                self._start(event)
+            case events.CopyFinished():
+                self._finish(event)
+            case events.CopyLost():
+                job = self.jobs[self.started[event.attempt].job]
+                job.active.pop(event.attempt, None)
+                job.failures += 1
+            case events.WeightsMerged():
+                self._commit(event)
+            case events.DeviceLost():
+                self.lost_devices[event.device] = event.why
+            case events.RunStopped():
+                self._drop_copies()
+            case events.RunFinished():
+                self.finished = True
+
+    def _start(self, event: events.CopyStarted) -> None:
+        if event.attempt in self.started:
+            raise ValueError(f"attempt {event.attempt} started twice")
+        job = self.jobs[event.job]
+        if not StepSet.of(event.slices) <= job.free:
+            raise ValueError(f"attempt {event.attempt} was given steps that are done or held")
+        self.started[event.attempt] = event
+        job.active[event.attempt] = event
+
+    def _finish(self, event: events.CopyFinished) -> None:
+        started = self.started[event.attempt]
+        job = self.jobs[started.job]
+        if job.active.pop(event.attempt, None) is None:
+            raise ValueError(f"attempt {event.attempt} is not under way")
+        done = StepSet.of(event.slices)
+        if len(done) != event.steps or not done <= StepSet.of(started.slices):
+            raise ValueError(f"attempt {event.attempt} claims steps it was not given")
+        if event.quality:
+            # Quality is of the weights the copy was *given*: generation 0 means untrained ones.
+            if started.generation == 0:
+                job.untrained = event.quality
+            else:
+                job.quality = event.quality
+        if event.steps:
+            job.handed_in[event.attempt] = event
+
+    def _commit(self, event: events.WeightsMerged) -> None:
+        job = self.jobs[event.job]
+        if event.generation != job.generation + 1:
+            raise ValueError(f"job {event.job} has no generation {event.generation} to commit")
+        steps = []
+        for attempt in event.accepted:
+            finished = job.handed_in.pop(attempt)
+            job.done = job.done | StepSet.of(finished.slices)
+            job.failures = 0
+            steps.append(finished.steps)
+        for attempt, _ in event.refused:
+            job.handed_in.pop(attempt, None)
+            job.failures += 1
+        if not steps:
+            return
+        job.generation = event.generation
+        job.weights = event.weights
+        job.effective_steps += sum(s * s for s in steps) / sum(steps) * self._lr_gain(event)
+        if job.is_trained:
+            job.finished_at = event.t
+
+    def _lr_gain(self, event: events.WeightsMerged) -> float:
+        """A scaled learning rate makes up for the averaging: see DESIGN of merging in the docs."""
+        scales = [self.started[attempt].lr_scale for attempt in event.accepted]
+        return sum(scales) / len(scales)
+
+    def _drop_copies(self) -> None:
+        """A new head starts from commits: what copies held or handed in goes back to the pool."""
+        for job in self.jobs.values():
+            job.active.clear()
+            job.handed_in.clear()

@@ -1,0 +1,1 @@
+"""What runs on a node. Imports nothing of the rest of hadar."""

@@ -1,0 +1,105 @@
+"""Where workers are born: torch is imported once a node, and every worker starts as a fork of it.
+
+    python -I nursery.py
+
+Reads one JSON per line, ``{"directory": …, "spec": {…}}``, and starts a supervisor for each. It
+ends with its agent; the supervisors and their workers do not. A fork takes milliseconds where a
+new interpreter takes the seconds that importing torch does. It never touches a GPU itself, so
+that every worker may still choose its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+if __name__ == "__main__":  # run by its path, on nodes where nothing is installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from hadar_cli.node.order import write_atomically
+from hadar_cli.node.supervisor import WorkerSpec, supervise
+
+
+def main() -> None:
+    with suppress(ImportError):  # a script that needs no torch runs without it
+        import hadar_cli.node.training  # noqa: F401
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        _detach(Path(request["directory"]), WorkerSpec(**request["spec"]))
+
+
+def _detach(directory: Path, spec: WorkerSpec) -> None:
+    """Starts a supervisor that no longer belongs to this process or its session."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            _redirect_streams(directory / "log")
+            supervise(directory, spec, become_worker)
+    except BaseException as error:
+        write_atomically(directory / "exit.json", {"code": -1, "why": f"supervisor: {error!r}"})
+    finally:
+        os._exit(0)
+
+
+def _redirect_streams(log: Path) -> None:
+    """All three: a stream still open to the caller would keep its SSH channel open for ever."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, descriptor in enumerate((null, out, out)):
+        os.dup2(descriptor, number)
+    os.closerange(3, 256)
+
+
+def become_worker(spec: WorkerSpec, variables: dict[str, str]) -> None:
+    """Turns this freshly forked process into the worker; never returns."""
+    os.chdir(spec.cwd)
+    environment = {**spec.env, **variables}
+    if spec.argv[0] != sys.executable:
+        os.execvpe(spec.argv[0], spec.argv, environment)  # noqa: S606 - another interpreter
+    os.environ.clear()
+    os.environ.update(environment)
+    _limit_threads(environment.get("OMP_NUM_THREADS"))
+    code = 0
+    try:
+        _run(spec.argv[1:], environment.get("PYTHONPATH", ""))
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+        if isinstance(leave.code, str):
+            print(leave.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(words: list[str], python_path: str) -> None:
+    """What ``python WORDS…`` does: a module after ``-m``, or a script."""
+    sys.path[:0] = [path for path in python_path.split(os.pathsep) if path and path not in sys.path]
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _limit_threads(count: str | None) -> None:
+    """OMP_NUM_THREADS was read when torch was imported, before this worker's was known."""
+    if count and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(count))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Numbers, times and foreign text as people read them; shared by the report and the live view."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "–"  # an en dash stands for what is not known
+ELLIPSIS = "…"
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_BLOCKS = " ▏▎▍▌▋▊▉"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.4 s`, `12.3 s`, `2 m 05 s`, `3 h 07 m`, `4 d 02 h`."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 59.95:
+        return f"{sign}{seconds:.1f} s"
+    whole = round(seconds)
+    for large, small, size in (("d", "h", 3600), ("h", "m", 60), ("m", "s", 1)):
+        base = 24 if large == "d" else 60
+        if whole >= base * size:
+            first, second = divmod(whole // size, base)
+            return f"{sign}{first} {large} {second:02d} {small}"
+    return f"{sign}{whole} s"
+
+
+def percent(share: float | None) -> str:
+    """`87.3 %`; whole numbers from 100 on."""
+    if share is None or not math.isfinite(share):
+        return NOTHING
+    return f"{100 * share:.0f} %" if share >= 0.9995 else f"{100 * share:.1f} %"
+
+
+def rate(steps_per_s: float | None) -> str:
+    """`34.5/s`, `0.27/s`, `1,240/s`: steps a second in three figures."""
+    if steps_per_s is None or not math.isfinite(steps_per_s):
+        return NOTHING
+    return f"{figures(steps_per_s)}/s"
+
+
+def bytes(count: float) -> str:
+    """`7.7 MB`, in powers of 1,000."""
+    for unit in _UNITS[:-1]:
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} {_UNITS[-1]}"
+
+
+def figures(value: float | None, count: int = 3) -> str:
+    """The number in ``count`` significant figures, without an exponent where one can do without."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value and not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{count - 1}e}"
+    magnitude = math.floor(math.log10(abs(value))) if value else 0
+    rounded = round(value, count - 1 - magnitude)
+    return f"{rounded:,.{max(0, count - 1 - magnitude)}f}"
+
+
+def plain(text: str, limit: int) -> str:
+    """Foreign text as one harmless line: no control characters, at most ``limit`` long.
+
+    Unprintable covers escape sequences, newlines and marks that turn the writing direction.
+    Rich markup is not touched: put the result in a ``rich.text.Text``, or escape it.
+    """
+    kept = "".join(c if c.isprintable() else " " for c in text[: 4 * limit + 100])
+    line = " ".join(kept.split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + ELLIPSIS
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of exactly ``width`` cells, filled to an eighth of a cell."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_BLOCKS[rest] if rest else "")).ljust(width)

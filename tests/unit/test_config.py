@@ -1,0 +1,423 @@
+"""The strict readers of nodes.toml and mixes: what they give, and how they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from hadar_cli.adapters import config
+from hadar_cli.adapters.config import read_mix, read_nodes
+from hadar_cli.core.model import PAPER_MERGE, Gpu, MergeRules, PolicyChoice
+from hadar_cli.errors import InputError
+from hadar_cli.workloads import CATALOG
+
+ROOT = Path(__file__).parents[2]
+
+NODES = """\
+[defaults]
+host = "local"
+env = { A = "1", B = "1" }
+
+[[node]]
+name = "fast"
+gpus = [{ model = "rtx3090" }, { model = "Quark 9", tflops = 10, vram_gb = 4 }]
+emulate = { speed = 0.5 }
+
+[[node]]
+name = "far"
+host = "ada@far.example.org"
+port = 2222
+enabled = false
+price_per_hour = 3
+hours = "19:00-07:00"
+[node.env]
+B = "2"
+"""
+
+MIX = """\
+name: lab
+slot_s: 10
+policy: {name: hadar, theta: 0.8}
+merge: paper
+seed: 7
+jobs:
+  - workload: weather
+    count: 2
+    epochs: 3
+  - script: train.py
+    name: mine
+    epochs: 2
+    samples: 1001
+    batch_size: 10
+    args: [--lr, "0.1"]
+    max_duration: 1h30m
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def mix_file(tmp_path: Path) -> Path:
+    write(tmp_path / "train.py", "")
+    return write(tmp_path / "lab.yaml", MIX)
+
+
+def refusal(read: object, path: Path) -> InputError:
+    with pytest.raises(InputError) as caught:
+        read(path)  # type: ignore[operator]
+    assert caught.value.file == str(path)
+    assert caught.value.fix
+    return caught.value
+
+
+def test_nodes_take_what_they_do_not_say_from_the_defaults(tmp_path: Path) -> None:
+    fast, far = read_nodes(write(tmp_path / "nodes.toml", NODES))
+    assert (fast.name, fast.host, fast.emulated_speed, fast.enabled) == ("fast", "local", 0.5, True)
+    assert fast.gpus == (Gpu("RTX 3090", 142, 24, 4), Gpu("Quark 9", 10.0, 4.0, 3))
+    assert fast.env == {"A": "1", "B": "1"}
+    assert (far.host, far.port, far.enabled) == ("ada@far.example.org", 2222, False)
+    assert (far.price_per_hour, far.hours, far.env) == (3.0, "19:00-07:00", {"A": "1", "B": "2"})
+
+
+def test_mixes_are_read_with_counts_expanded_and_gaps_filled(mix_file: Path) -> None:
+    mix = read_mix(mix_file)
+    weather = CATALOG["weather"]
+    samples = weather.train_samples["tiny"]
+    assert samples is not None
+    assert (mix.name, mix.slot_s, mix.seed, mix.merge) == ("lab", 10.0, 7, PAPER_MERGE)
+    assert mix.policy == PolicyChoice("hadar", {"theta": 0.8})
+    assert (mix.policy.line, mix.source) == (3, str(mix_file))
+    assert [(job.id, job.name) for job in mix.jobs] == [
+        (0, "weather-1"),
+        (1, "weather-2"),
+        (2, "mine"),
+    ]
+    first, _, mine = mix.jobs
+    assert first.target_steps == 3 * -(-samples // weather.batch_size["tiny"])
+    assert (first.workload, first.launch.workload, first.launch.preset) == (
+        "weather",
+        "weather",
+        "tiny",
+    )
+    assert (first.model_size, first.batch_size) == (weather.model_size, weather.batch_size["tiny"])
+    assert (mine.target_steps, mine.batch_size, mine.max_duration_s) == (202, 10, 5400.0)
+    assert (mine.workload, mine.launch.args) == ("script", ("--lr", "0.1"))
+    assert mine.launch.script == str(mix_file.parent / "train.py")
+
+
+def test_preset_auto_follows_the_devices(tmp_path: Path) -> None:
+    text = "jobs:\n- {workload: IC, epochs: 1}\n- {workload: LM, preset: tiny, epochs: 1}\n"
+    path = write(tmp_path / "a mix.yaml", text)
+    mix = read_mix(path, accelerators=True, data_dir="/data")
+    assert [job.launch.preset for job in mix.jobs] == ["paper", "tiny"]
+    assert mix.jobs[0].batch_size == CATALOG["image_classification"].batch_size["paper"]
+    assert mix.jobs[0].launch.data_dir == "/data"
+    assert mix.name == "a-mix"
+    assert read_mix(path).jobs[0].launch.preset == "tiny"
+
+
+def test_paths_are_sought_beside_the_mix_then_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("mixes", "work"):
+        (tmp_path / place).mkdir()
+        write(tmp_path / place / "both.py", "")
+    write(tmp_path / "work" / "only_here.py", "")
+    monkeypatch.chdir(tmp_path / "work")
+    jobs = "jobs:\n- {script: both.py, steps: 1, sync: .}\n"
+    jobs += "- {script: only_here.py, steps: 1, data_dir: on/the/node}\n"
+    both, here = read_mix(write(tmp_path / "mixes" / "m.yaml", jobs)).jobs
+    assert both.launch.script == str(tmp_path / "mixes" / "both.py")
+    assert both.launch.sync == str(tmp_path / "mixes")
+    assert here.launch.script == str(tmp_path / "work" / "only_here.py")
+    assert here.launch.data_dir == "on/the/node"
+
+
+NODE_MISTAKES = {
+    "misspelt field": (
+        NODES.replace("port =", "prot ="),
+        (13, "node[1].prot", "there is no such field", "Did you mean 'port'?"),
+    ),
+    "misspelt table": (
+        NODES.replace("[[node]]", "[[nodes]]"),
+        (5, "nodes", "there is no such field", "Did you mean 'node'?"),
+    ),
+    "single brackets": (
+        '[node]\nname = "a"\n',
+        (1, "node", "should be a list of tables", "Write [[node]], with two brackets."),
+    ),
+    "wrong type": (
+        NODES.replace("2222", '"2222"'),
+        (13, "node[1].port", "should be a whole number, not the text '2222'", None),
+    ),
+    "out of range": (
+        NODES.replace("0.5", "0"),
+        (8, "node[0].emulate.speed", "is out of range", "Give a number above 0 to 100."),
+    ),
+    "not a number": (
+        NODES.replace("price_per_hour = 3", "price_per_hour = nan"),
+        (15, "node[1].price_per_hour", "is out of range", None),
+    ),
+    "unknown GPU": (
+        NODES.replace("rtx3090", "RTX 3909"),
+        (
+            7,
+            "node[0].gpus[0].model",
+            "'RTX 3909' is not in the table of known GPUs",
+            "Did you mean 'RTX 3090'? If not, give its tflops and vram_gb as well.",
+        ),
+    ),
+    "GPU as text": (
+        'node = [{ name = "a", host = "local", gpus = ["T4"] }]',
+        (1, "node[0].gpus[0]", "should be a table", 'Write { model = "T4" }.'),
+    ),
+    "duplicate name": (
+        NODES.replace('"far"', '"fast"'),
+        (11, "node[1].name", "'fast' is already taken", "Rename one node."),
+    ),
+    "mistake in a subtable": (
+        NODES.replace('B = "2"', "B = 2"),
+        (
+            18,
+            "node[1].env.B",
+            "should be text, not 2",
+            'If it is meant as text, put it in quotes: "2".',
+        ),
+    ),
+    "name in defaults": (
+        NODES.replace("[defaults]\n", '[defaults]\nname = "x"\n'),
+        (2, "defaults.name", "there is no such field", None),
+    ),
+    "no host": (
+        '[[node]]\nname = "a"\n',
+        (1, "node[0]", "'host' is missing", "Add 'host'."),
+    ),
+    "host that ssh would take for an option": (
+        NODES.replace("ada@far.example.org", "-oProxyCommand=x"),
+        (
+            12,
+            "node[1].host",
+            "'-oProxyCommand=x' does not fit",
+            "Give it without spaces or a leading dash.",
+        ),
+    ),
+    "syntax": (NODES.replace("2222", "22 22"), (13, None, "Expected newline", None)),
+    "duplicate key": (
+        NODES.replace("port = 2222", 'port = 2222\nhost = "b"'),
+        (14, None, "Cannot overwrite a value", None),
+    ),
+    "nothing enabled": (
+        '[[node]]\nname = "a"\nhost = "local"\nenabled = false\n',
+        (None, None, "no node is enabled", "Set enabled = true for one of them."),
+    ),
+    "no nodes": ('[defaults]\nhost = "local"\n', (None, None, "lists no nodes", None)),
+    "too deep": ("x = " + "[" * 50 + "]" * 50, (None, None, "is nested too deeply", None)),
+    "number of many digits": ("x = " + "9" * 5000, (None, None, "a number that is too long", None)),
+}
+
+
+@pytest.mark.parametrize("mistake", NODE_MISTAKES)
+def test_mistakes_in_nodes_are_named_with_their_place_and_a_fix(
+    mistake: str, tmp_path: Path
+) -> None:
+    text, (line, field, message, fix) = NODE_MISTAKES[mistake]
+    error = refusal(read_nodes, write(tmp_path / "nodes.toml", text))
+    assert (error.line, error.field) == (line, field)
+    assert message in error.message
+    assert fix is None or error.fix == fix
+
+
+MIX_MISTAKES = {
+    "misspelt field": (
+        MIX.replace("batch_size", "bach_size"),
+        (14, "jobs[1].bach_size", "there is no such field", "Did you mean 'batch_size'?"),
+    ),
+    "misspelt workload": (
+        MIX.replace("workload: weather", "workload: wether"),
+        (7, "jobs[0].workload", "there is no workload 'wether'", "Did you mean 'weather'?"),
+    ),
+    "duplicate key": (
+        MIX.replace("seed: 7", "slot_s: 7"),
+        (5, "slot_s", "is given twice, first on line 2", "Keep one of them."),
+    ),
+    "NO": (
+        MIX.replace("name: mine", "name: NO"),
+        (
+            11,
+            "jobs[1].name",
+            "'NO' means different things to different readers of YAML",
+            'Write true or false, or for text put it in quotes: "NO".',
+        ),
+    ),
+    "octal": (
+        MIX.replace("seed: 7", "seed: 010"),
+        (
+            5,
+            "seed",
+            "'010' means different things to different readers of YAML",
+            'Write a plain number like 1000 or 0.5, or for text put it in quotes: "010".',
+        ),
+    ),
+    "exponent": (
+        MIX.replace("samples: 1001", "samples: 1e3"),
+        (13, "jobs[1].samples", "'1e3' means different things to different readers of YAML", None),
+    ),
+    "nan": (
+        MIX.replace("slot_s: 10", "slot_s: .nan"),
+        (2, "slot_s", "'.nan' is not a usable number", "Give a finite number."),
+    ),
+    "negative": (
+        MIX.replace("epochs: 3", "epochs: -3"),
+        (9, "jobs[0].epochs", "is out of range", "Give a whole number from 1 to 1000000."),
+    ),
+    "no time": (
+        MIX.replace("slot_s: 10", "slot_s: 0"),
+        (2, "slot_s", "is out of range", "Give a number above 0 to 1e+06."),
+    ),
+    "fraction": (
+        MIX.replace("epochs: 3", "epochs: 1.5"),
+        (9, "jobs[0].epochs", "should be a whole number, not 1.5", "Give a whole number."),
+    ),
+    "truth for a number": (
+        MIX.replace("epochs: 3", "epochs: true"),
+        (9, "jobs[0].epochs", "should be a whole number, not true", None),
+    ),
+    "no value": (
+        MIX.replace("epochs: 3", "epochs:"),
+        (9, "jobs[0].epochs", "has no value", "Give it one, or remove the line."),
+    ),
+    "argument that is a number": (
+        MIX.replace('"0.1"', "0.1"),
+        (
+            15,
+            "jobs[1].args[1]",
+            "should be text, not 0.1",
+            'If it is meant as text, put it in quotes: "0.1".',
+        ),
+    ),
+    "both epochs and steps": (
+        MIX.replace("samples: 1001", "steps: 5"),
+        (13, "jobs[1].steps", "cannot stand beside 'epochs'", "Keep one of the two."),
+    ),
+    "neither workload nor script": (
+        MIX.replace("script: train.py", "gpus: 1"),
+        (10, "jobs[1]", "'workload' or 'script' is missing", "Add 'workload' or 'script'."),
+    ),
+    "epochs of unknown length": (
+        MIX.replace("samples: 1001", "retry: 1"),
+        (10, "jobs[1]", "'epochs' needs 'samples' here", "Add 'samples', or give 'steps'."),
+    ),
+    "duplicate name": (
+        MIX.replace("name: mine", "name: weather-2"),
+        (
+            11,
+            "jobs[1].name",
+            "the name 'weather-2' is already taken",
+            "Give this job another 'name'.",
+        ),
+    ),
+    "missing script": (
+        MIX.replace("train.py", "trian.py"),
+        (10, "jobs[1].script", "there is no file 'trian.py'", None),
+    ),
+    "misspelt choice": (
+        MIX.replace("merge: paper", "merge: {rule: progres}"),
+        (4, "merge.rule", "'progres' is not one of its values", "Did you mean 'progress'?"),
+    ),
+    "policy field that is a list": (
+        MIX.replace("theta: 0.8", "theta: [1]"),
+        (3, "policy.theta", "should be a single value, not a list", None),
+    ),
+    "not a duration": (
+        MIX.replace("1h30m", "soon"),
+        (16, "jobs[1].max_duration", "'soon' is not a duration", None),
+    ),
+    "alias": (
+        MIX.replace("seed: 7", "seed: &s 7"),
+        (5, None, "anchors and aliases (&, *) are not supported", "Write the value out."),
+    ),
+    "tag": (
+        MIX.replace("seed: 7", "seed: !!python/object:os.system 7"),
+        (5, None, "tags (!) are not supported", "Remove the tag."),
+    ),
+    "too deep": ("jobs: " + "[" * 500, (1, None, "is nested too deeply", None)),
+    "syntax": (MIX.replace("seed: 7", "seed: ]7"), (5, None, "expected the node content", None)),
+    "two documents": (MIX + "---\n" + MIX, (17, None, "but found another document", None)),
+    "only comments": ("# nothing\n", (None, None, "is empty", None)),
+    "no jobs": ("name: a\n", (None, None, "'jobs' is missing", "Add 'jobs'.")),
+    "empty jobs": ("name: a\njobs: []\n", (2, "jobs", "lists no jobs", None)),
+    "not a table": ("- a\n", (None, None, "should be a table of fields, not a list", None)),
+    "escape beyond Unicode": ('name: "\\UFFFFFFFF"\n', (None, None, "does not allow", None)),
+    "control character": ("seed: 7\nname: \x07\n", (2, None, "does not allow", None)),
+    "escaped control character": (
+        MIX.replace("name: lab", 'name: "a\\a"'),
+        (1, "name", "contains control characters", "Remove them."),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MIX_MISTAKES)
+def test_mistakes_in_mixes_are_named_with_their_place_and_a_fix(
+    mistake: str, mix_file: Path
+) -> None:
+    text, (line, field, message, fix) = MIX_MISTAKES[mistake]
+    error = refusal(read_mix, write(mix_file, text))
+    assert (error.line, error.field) == (line, field)
+    assert message in error.message
+    assert fix is None or error.fix == fix
+
+
+@pytest.mark.parametrize("read", [read_nodes, read_mix])
+def test_files_that_are_no_configuration_are_refused(read: object, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    assert refusal(read, file).message == "there is no such file"
+    assert "cannot be read" in refusal(read, tmp_path).message
+    file.write_bytes(b"")
+    assert refusal(read, file).message == "is empty"
+    file.write_bytes(b"#" * (1 << 20) + b"\n")
+    assert refusal(read, file).message == "is larger than 1 MiB"
+    file.write_bytes(b"# fine\n# caf\xe9\n")
+    error = refusal(read, file)
+    assert (error.message, error.line) == ("is not UTF-8 text", 2)
+
+
+def test_the_message_reads_as_one_line_with_its_place(mix_file: Path) -> None:
+    error = refusal(read_mix, write(mix_file, MIX.replace("slot_s", "slot")))
+    assert str(error) == f"{mix_file}:2: slot: there is no such field"
+    assert error.fix == "Did you mean 'slot_s'?"
+
+
+def test_every_merge_rule_can_be_set() -> None:
+    assert set(config._MERGE_FIELDS) == {field.name for field in fields(MergeRules)}
+
+
+def test_the_shipped_inventory_and_mixes_are_the_papers() -> None:
+    nodes = read_nodes(ROOT / "nodes.toml")
+    assert [node.gpus[0].model for node in nodes] == [
+        "TITAN RTX",
+        "T4",
+        "T400",
+        "RTX 3090",
+        "RTX A2000",
+    ]
+    assert all(node.is_local and node.emulated_speed for node in nodes)
+    shipped = {
+        name: [job.workload for job in read_mix(ROOT / "mixes" / f"{name}.yaml").jobs]
+        for name in ("m1", "m3", "m4", "m5", "m8", "m10", "m12")
+    }
+    others = ["image_classification", "language_model", "translation", "recommender"]
+    assert shipped == {
+        "m1": ["weather"],
+        "m3": ["translation", "weather", "weather"],
+        "m4": [*others[:3], "weather"],
+        "m5": [*others, "weather"],
+        "m8": others + ["weather"] * 4,
+        "m10": others + ["weather"] * 6,
+        "m12": others + ["weather"] * 8,
+    }
+    assert len(read_mix(ROOT / "mixes" / "quickstart.yaml").jobs) == 3
