@@ -41,35 +41,41 @@ def make(path: Path, mb: int, dtype: str, seed: int) -> Path:
     return path
 
 
-def read_and_add(paths: list[Path], kind: type[np.floating] | None) -> None:
+def read_and_add(paths: list[Path], wide: bool) -> None:
     """Read every byte once and add it to a sum, by the same blocks as the merge."""
     files = [Checkpoint(path) for path in paths]
     for tensor in files[0].tensors.values():
+        stored = np.empty(min(BLOCK, tensor.size), DTYPES[tensor.dtype])
+        total = np.zeros(stored.size, np.float64 if wide else widen(stored, tensor.dtype).dtype)
         for start in range(0, tensor.size, BLOCK):
-            stop = min(start + BLOCK, tensor.size)
-            total = np.zeros(
-                stop - start, kind or widen(np.zeros(0, DTYPES[tensor.dtype]), tensor.dtype).dtype
-            )
+            size = min(BLOCK, tensor.size - start)
             for file in files:
-                total += widen(file.read(tensor.name, start, stop), tensor.dtype)
+                file.read_into(tensor.name, start, stored[:size])
+                total[:size] += widen(stored[:size], tensor.dtype)
 
 
-def best(action: Callable[[], object], repeats: int) -> float:
-    times = []
+def best(action: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Least wall time and least processor time, each in seconds."""
+    walls, cpus = [], []
     for _ in range(repeats):
-        start = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.process_time()
         action()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return min(walls), min(cpus)
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="merging against reading and adding")
     parser.add_argument("--copies", type=int, default=5)
     parser.add_argument("--mb", type=int, default=400)
     parser.add_argument("--dtype", choices=("F16", "BF16", "F32", "F64"), default="F32")
     parser.add_argument("--base", action="store_true", help="with a base: norms, rule progress")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as name:
@@ -80,22 +86,22 @@ def main() -> None:
         copies = [Contribution(i, path, 10 * (i + 1), 32) for i, path in enumerate(paths)]
         inputs = [*paths, base] if base else paths
 
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        out = folder / "out"
-        merging = best(
-            lambda: (out.unlink(missing_ok=True), merge(copies, base, out, rules)), args.repeats
-        )
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        wide = best(lambda: read_and_add(inputs, np.float64), args.repeats)
-        stored = best(lambda: read_and_add(inputs, None), args.repeats)
+        def merge_anew() -> None:
+            (folder / "out").unlink(missing_ok=True)
+            merge(copies, base, folder / "out", rules)
 
-    print(f"{args.copies} x {args.mb} MB of {args.dtype}{', with a base' if base else ''}")
-    print(f"merge                     {merging:6.3f} s")
-    print(f"read + float64 adds       {wide:6.3f} s   merge is {merging / wide:.2f} x")
-    print(f"read + adds as stored     {stored:6.3f} s   merge is {merging / stored:.2f} x")
-    print(
-        f"peak memory               {after / 1024:6.0f} MiB, {(after - before) / 1024:.0f} of it the merge"
-    )
+        before = peak_mib()
+        merging = best(merge_anew, args.repeats)
+        after = peak_mib()
+        print(f"{args.copies} x {args.mb} MB of {args.dtype}{', with a base' if base else ''}")
+        print(f"merge                  {merging[0]:6.3f} s, {merging[1]:.3f} s of processor")
+        for label, wide in (("read + float64 adds  ", True), ("read + adds as stored", False)):
+            least = best(lambda wide=wide: read_and_add(inputs, wide), args.repeats)  # type: ignore[misc]
+            print(
+                f"{label}  {least[0]:6.3f} s, {least[1]:.3f} s of processor: "
+                f"merge takes {merging[0] / least[0]:.2f} x, {merging[1] / least[1]:.2f} x"
+            )
+        print(f"peak memory            {after:6.0f} MiB, {after - before:.0f} of them by merging")
 
 
 if __name__ == "__main__":

@@ -1,60 +1,58 @@
-"""The head's end of an agent: requests and answers, events to a callback, a deadline on everything.
-
-How the agent's streams are opened (a local process, an SSH channel) is the caller's business.
-"""
+"""The head's end of an agent: requests and answers, events to a callback, a deadline on each."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from hadar_cli.errors import HadarError
-from hadar_cli.node.agent import MARK
+from hadar_cli.adapters.wire import AgentError, LinkLostError, Message, SupersededError, Wire
 
-Message: TypeAlias = dict[str, Any]
-_LONGEST_LINE = 1 << 20
-_MARK = MARK.encode()
-
-
-class AgentError(HadarError):
-    """The agent refused a request, or cannot be reached any more."""
+OnEvent: TypeAlias = Callable[[Message], None]
+OnEnd: TypeAlias = Callable[["AgentLink"], None]
 
 
 class AgentLink:
-    """One agent's two streams. Events arrive on a thread of their own."""
+    """One agent, spoken to over a wire. Events arrive on a thread of their own."""
 
-    def __init__(
-        self,
-        requests: IO[bytes],
-        answers: IO[bytes],
-        on_event: Callable[[Message], None],
-        on_end: Callable[[], None],
-    ) -> None:
-        self._requests, self._answers = requests, answers
-        self._on_event, self._on_end = on_event, on_end
+    def __init__(self, wire: Wire, on_event: OnEvent, on_end: OnEnd) -> None:
+        self._wire, self._on_event, self._on_end = wire, on_event, on_end
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.Queue[Message]] = {}
         self._lock = threading.Lock()
+        self._heard_at = time.monotonic()
+        self._why = ""
         threading.Thread(target=self._read, daemon=True).start()
 
+    @property
+    def silent_s(self) -> float:
+        """How long nothing has been heard."""
+        return time.monotonic() - self._heard_at
+
+    @property
+    def why_ended(self) -> str:
+        return self._why
+
     def ask(self, do: str, timeout_s: float = 30.0, **fields: Any) -> Message:
-        """Sends a request and returns its answer; raises AgentError when there is none in time."""
+        """Sends a request and returns its answer; raises AgentError when the agent refuses it."""
         number = next(self._numbers)
         answer: queue.Queue[Message] = queue.Queue(1)
         self._waiting[number] = answer
-        self._send({"id": number, "do": do, **fields})
         try:
+            self._send({"id": number, "do": do, **fields})
             message = answer.get(timeout=timeout_s)
         except queue.Empty:
-            raise AgentError(f"no answer to {do!r} within {timeout_s:.0f} s") from None
+            raise LinkLostError(f"no answer to {do!r} within {timeout_s:.0f} s") from None
         finally:
             self._waiting.pop(number, None)
+        if message.get("lost"):
+            raise LinkLostError(f"its agent ended: {self._why}")
         if "error" in message:
-            raise AgentError(str(message["error"]))
+            kind = SupersededError if message.get("superseded") else AgentError
+            raise kind(str(message["error"]))
         return message
 
     def tell(self, do: str, **fields: Any) -> None:
@@ -64,30 +62,23 @@ class AgentLink:
     def close(self) -> None:
         """Ends the agent by closing its input."""
         with self._lock:
-            try:
-                self._requests.close()
-            except OSError:
-                return
+            self._wire.close()
 
     def _send(self, message: Message) -> None:
-        line = json.dumps(message).encode() + b"\n"
         with self._lock:
-            try:
-                self._requests.write(line)
-                self._requests.flush()
-            except (OSError, ValueError) as error:
-                raise AgentError(f"the agent is gone: {error}") from error
+            self._wire.send(message)
 
     def _read(self) -> None:
         try:
-            while line := self._answers.readline(_LONGEST_LINE):
-                if line.startswith(_MARK):
-                    self._dispatch(json.loads(line[len(_MARK) :]))
-        except (OSError, ValueError):
-            pass  # a broken stream ends the link like a closed one
+            while True:
+                message = self._wire.receive()
+                self._heard_at = time.monotonic()
+                self._dispatch(message)
+        except Exception as error:  # whatever a node sends costs this node only
+            self._why = str(error)
         for answer in list(self._waiting.values()):
-            answer.put({"error": "the agent ended"})
-        self._on_end()
+            answer.put({"lost": True})
+        self._on_end(self)
 
     def _dispatch(self, message: Message) -> None:
         if "event" in message:

@@ -140,6 +140,7 @@ _DEFAULTS: dict[str, Reader[Any]] = {
     "identity_file": text(),
     "proxy_jump": _ADDRESS,
     "host_key": text(),
+    "known_hosts": text(),
     "python": text(),
     "workdir": text(),
     "env": _ENV,
@@ -208,7 +209,8 @@ def _jobs(rows: tuple[dict[str, Any], ...], spot: Spot, setting: _Setting) -> tu
 def _job(row: dict[str, Any], spot: Spot, setting: _Setting) -> Job:
     """One job of the mix, its gaps filled from the catalog of workloads."""
     _exactly_one(row, "workload", "script", spot)
-    _exactly_one(row, "epochs", "steps", spot)
+    if "script" in row or {"epochs", "steps"} <= row.keys():
+        _exactly_one(row, "epochs", "steps", spot)
     preset = row.get("preset", "auto")
     if preset == "auto":
         preset = "paper" if setting.accelerators else "tiny"
@@ -232,6 +234,7 @@ def _from_catalog(workload: Workload, preset: str) -> dict[str, Any]:
         "name": workload.name,
         "batch_size": workload.batch_size[preset],
         "samples": workload.train_samples[preset],
+        "epochs": workload.epochs[preset],
         "model_size": workload.model_size,
         "dataset_size": workload.dataset_size,
     }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from hadar_cli.adapters.agent_link import AgentLink, Message
+from hadar_cli.adapters.agent_link import AgentLink, OnEnd, OnEvent
 from hadar_cli.adapters.store import RunStore
-from hadar_cli.core.model import Node
+from hadar_cli.adapters.wire import AgentError, ProcessStream, Wire
+from hadar_cli.core.model import Launch, Node
 from hadar_cli.node import agent
 
 
@@ -21,32 +21,35 @@ class LocalConnection:
         self.directory = str((store.directory / "nodes" / node.name).resolve())
         self._store = store
         self._process: subprocess.Popen[bytes] | None = None
+        self._stream: ProcessStream | None = None
 
-    def open_agent(
-        self, on_event: Callable[[Message], None], on_end: Callable[[], None]
-    ) -> AgentLink:
+    def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
+        python = Path(self.node.python).expanduser() if self.node.python else sys.executable
         # A session of its own: Ctrl-C in the terminal is the head's to handle, not the agent's.
         self._process = subprocess.Popen(
-            [self.node.python or sys.executable, "-I", str(Path(agent.__file__).resolve())],
+            [python, "-I", Path(agent.__file__).resolve()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        assert self._process.stdin and self._process.stdout
-        return AgentLink(self._process.stdin, self._process.stdout, on_event, on_end)
+        self._stream = ProcessStream(self._process, patience_s=None)
+        return AgentLink(Wire(self._stream), on_event, on_end)
+
+    def place(self, launch: Launch) -> Launch:
+        return launch
 
     def push(self, digest: str) -> str:
-        """Where the node finds the checkpoint."""
         return str(self._store.object_path(digest).resolve())
 
-    def pull(self, path: str) -> str:
-        """Takes the node's file into the store and returns its hash."""
+    def pull(self, path: str, size: int) -> str:
+        if Path(path).is_symlink() or not Path(path).is_file():
+            raise AgentError(f"{path} is no plain file")
         return self._store.take_in(Path(path))
 
-    def close(self) -> None:
+    def abort(self) -> None:
         if self._process:
-            try:
-                self._process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.kill()
+
+    def close(self) -> None:
+        if self._stream:
+            self._stream.close()

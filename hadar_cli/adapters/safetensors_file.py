@@ -10,7 +10,6 @@ resident memory, and a mapped file that another process truncates kills the read
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -110,14 +109,18 @@ class Checkpoint:
     ) -> None:
         self._file.close()
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """The elements from ``start`` to ``stop`` as stored, flat. Safe to call from threads."""
+    def read(self, name: str) -> Array:
+        """A whole tensor as stored, flat."""
         tensor = self.tensors[name]
-        dtype = DTYPES[tensor.dtype]
-        stop = tensor.size if stop is None else stop
-        block = np.empty(stop - start, dtype)
-        self._fill(block.view(np.uint8).data, tensor.begin + start * dtype.itemsize)
+        block = np.empty(tensor.size, DTYPES[tensor.dtype])
+        self.read_into(name, 0, block)
         return block
+
+    def read_into(self, name: str, start: int, block: Array) -> None:
+        """Fill ``block`` with the elements from ``start`` on. Safe to call from threads."""
+        tensor = self.tensors[name]
+        assert block.dtype == DTYPES[tensor.dtype] and start + block.size <= tensor.size
+        self._fill(block.view(np.uint8).data, tensor.begin + start * block.itemsize)
 
     def _read_header(self) -> bytes:
         length = bytearray(8)
@@ -210,8 +213,6 @@ def write(
     """Write ``blocks``, the tensors' data in their order. The SHA-256 and the length in bytes."""
     header = _header(tensors, metadata)
     length = len(header) + sum(tensor.nbytes for tensor in tensors)
-    with contextlib.suppress(OSError, AttributeError):  # speed only; not every file can do it
-        os.posix_fallocate(out.fileno(), 0, length)
     digest = hashlib.sha256(header)
     written = out.write(header)
     for block in blocks:
@@ -241,7 +242,7 @@ def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
 def widen(block: Array, dtype: str) -> Array:
     """Stored values as numpy can reckon with them, exactly: half floats become float32."""
     if dtype == "BOOL":
-        return block != 0
+        return np.not_equal(block, 0)
     if dtype == "BF16":
         return (block.astype(np.uint32) << 16).view(np.float32)
     return block.astype(np.float32) if dtype == "F16" else block

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import zlib
@@ -25,6 +26,7 @@ import msgspec
 from hadar_cli.core.events import EVENTS, Event
 from hadar_cli.core.model import Mix, Node
 from hadar_cli.errors import InputError, RunLockedError, StorageError, nearest
+from hadar_cli.node.processes import start_time
 
 _CHUNK = 1 << 20
 
@@ -68,16 +70,30 @@ class RunStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run for this head; another head is refused."""
-        with _storage_errors(self.directory), (self.directory / "lock").open("w") as file:
+        """Holds the run for this head, whose pid is in the lock; another head is refused."""
+        with _storage_errors(self.directory), (self.directory / "lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunLockedError(
                     f"another hadar drives run {self.directory.name}",
-                    fix="wait for it to end, or stop it with Ctrl-C",
+                    fix=f"wait for it to end, or stop it: hadar cancel {self.directory.name}",
                 ) from None
-            yield
+            file.truncate(0)
+            file.write(json.dumps([os.getpid(), start_time(os.getpid())]))
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def holder(self) -> int | None:
+        """The pid of the head that drives the run now, if it lives on this computer."""
+        try:
+            pid, started = json.loads((self.directory / "lock").read_text())
+        except (OSError, ValueError):
+            return None
+        return int(pid) if start_time(pid) == started else None
 
     # -- checkpoints -------------------------------------------------------------------------
 
@@ -198,7 +214,8 @@ def find_run(runs: Path, name: str | None) -> RunStore:
 
 def list_runs(runs: Path) -> list[Path]:
     """Run directories, oldest first."""
-    return sorted(path.parent for path in runs.glob("*/run.json"))
+    facts = sorted(runs.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [path.parent for path in facts]
 
 
 def remove_run(store: RunStore) -> None:

@@ -14,14 +14,14 @@ import hashlib
 import json
 import math
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,16 +38,16 @@ from hadar_cli.adapters.safetensors_file import (
     widen,
     write,
 )
-from hadar_cli.core.merging import progress_factor
+from hadar_cli.core.merging import outlying, progress_factor
 from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import StorageError
 
 OPTIMIZER = "optimizer/"
 CHUNK = 1 << 20  # elements that one thread merges at a time
-BLOCK = 1 << 16  # elements worked on at once: their float64 sums stay in the processor's cache
+BLOCK = 1 << 17  # elements worked on at once: they stay in the processor's cache
 THREADS = min(4, os.cpu_count() or 1)
-OUTLYING = 10.0  # an update this many times longer than the others' is no training
 
+WIDE = np.dtype(np.float64)
 Floats = NDArray[np.float64]
 T = TypeVar("T")
 Layout = tuple[frozenset[Tensor], frozenset[tuple[str, str]]]
@@ -65,7 +65,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The merged file, and which copies are in it. An empty digest: none, and no file."""
+    """The merged file and the copies in it; with none accepted, no file and an empty digest."""
 
     digest: str
     bytes: int
@@ -208,8 +208,9 @@ def _not_finite(checkpoint: Checkpoint) -> str | None:
     """Why a checkpoint's numbers cannot be used, or None."""
     for tensor in filter(lambda tensor: tensor.is_float, checkpoint.tensors.values()):
         for start in range(0, tensor.size, BLOCK):
-            block = checkpoint.read(tensor.name, start, min(start + BLOCK, tensor.size))
-            if not np.isfinite(widen(block, tensor.dtype)).all():
+            block = np.empty(min(BLOCK, tensor.size - start), DTYPES[tensor.dtype])
+            checkpoint.read_into(tensor.name, start, block)
+            if not _finite(widen(block, tensor.dtype)):
                 return f"NaN or Inf in {quote(tensor.name)}"
     return None
 
@@ -222,39 +223,6 @@ def _refuse_not_finite(tensor: Tensor, copies: list[_Copy], blocks: list[Array])
 
 def _finite(values: Array) -> bool:
     return bool(np.isfinite(values).all())
-
-
-def _mean(blocks: list[Array], shares: list[float]) -> Floats:
-    total = np.multiply(blocks[0], shares[0], dtype=np.float64)
-    term = np.empty_like(total)
-    for block, share in zip(blocks[1:], shares[1:], strict=True):
-        total += np.multiply(block, share, out=term, dtype=np.float64)
-    if blocks[0].dtype == np.float64:
-        # Narrower types round the last bit's error away; here a mean could leave its bounds by it.
-        np.clip(total, np.min(blocks, axis=0), np.max(blocks, axis=0), out=total)
-    return total
-
-
-def _squared_distance(values: Array, origin: Array) -> float:
-    delta = values - origin
-    return float(np.einsum("i,i->", delta, delta))
-
-
-def _outliers(copies: Sequence[_Copy], lengths: Sequence[float]) -> list[int]:
-    """Copies whose update is far longer than the others' would be for as many steps.
-
-    Updates grow between the root of the steps (noise) and the steps (drift): to be refused, a copy
-    must stand out by both. Two copies cannot tell which of them is wrong.
-    """
-    if len(copies) < 3:
-        return []
-
-    def stands_out(i: int, growth: float) -> bool:
-        rates = [length / c.steps**growth for c, length in zip(copies, lengths, strict=True)]
-        others = median(rates[:i] + rates[i + 1 :])
-        return bool(rates[i] > OUTLYING * others > 0)
-
-    return [copy.id for i, copy in enumerate(copies) if stands_out(i, 0.5) and stands_out(i, 1.0)]
 
 
 class _Refused(Exception):
@@ -277,11 +245,25 @@ class _Copy:
         self.layout = _layout(self.checkpoint)
         self.optimizer = frozenset(filter(_is_optimizer, self.checkpoint.tensors.values()))
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> Array:
+    def read(self, tensor: Tensor, start: int, block: Array) -> Array:
+        """The values from ``start`` on, read into ``block``."""
         try:
-            return widen(self.checkpoint.read(tensor.name, start, stop), tensor.dtype)
+            self.checkpoint.read_into(tensor.name, start, block)
+            return widen(block, tensor.dtype)
         except CheckpointError as error:
             raise _Refused({self.id: f"unreadable: {error}"}) from error
+
+
+class _Scratch(threading.local):
+    """Each thread's own buffers: fresh memory for every block would cost as much as the sums."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[object, Array] = {}
+
+    def array(self, use: object, size: int, dtype: np.dtype[Any]) -> Array:
+        if use not in self._buffers:
+            self._buffers[use] = np.empty(BLOCK, np.float64)
+        return self._buffers[use].view(dtype)[:size]
 
 
 class _Merge:
@@ -298,6 +280,7 @@ class _Merge:
         stride = base is not None and rules.rule == "progress"
         self.stride = progress_factor([copy.steps for copy in copies]) if stride else 1.0
         self.squares = np.zeros(len(copies))
+        self.scratch = _Scratch()
 
     def write(self, out: BinaryIO) -> tuple[str, int]:
         drop = bool(self.leader.optimizer) and self.optimizer_state == "reset"
@@ -308,12 +291,14 @@ class _Merge:
         # Wide types first keeps every tensor aligned, as the safetensors package does.
         tensors.sort(key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
         result = write(out, tensors, checkpoint.metadata, self._blocks(tensors))
-        if outliers := _outliers(self.copies, np.sqrt(self.squares).tolist()):
+        steps, lengths = [copy.steps for copy in self.copies], np.sqrt(self.squares).tolist()
+        if outliers := [self.copies[i].id for i in outlying(steps, lengths)]:
             raise _Refused(dict.fromkeys(outliers, "its update is far longer than the others'"))
         return result
 
     def _copy_leader(self, out: BinaryIO) -> tuple[str, int]:
-        if reason := _not_finite(self.leader.checkpoint):
+        """The only copy, byte for byte: a mean of one is that one, under either rule."""
+        if reason := validate(self.leader.path, None):
             raise _Refused({self.leader.id: reason})
         digest = hashlib.sha256()
         with self.leader.path.open("rb") as file:
@@ -344,40 +329,57 @@ class _Merge:
         """One chunk of the result, and each copy's squared distance from the base in it."""
         data = np.empty(stop - start, DTYPES[tensor.dtype])
         squares = np.zeros(len(self.copies))
-        counts = _is_optimizer(tensor) and tensor.name.endswith("/step")
+        with np.errstate(all="ignore"):  # NaN and overflow are looked for
+            for at in range(start, stop, BLOCK):
+                size = min(BLOCK, stop - at)
+                data[at - start :][:size] = self._block(tensor, at, size, squares)
+        return data, squares
+
+    def _block(self, tensor: Tensor, start: int, size: int, squares: Floats) -> Array:
         copies, shares = self.copies, self.shares
         if _is_optimizer(tensor) and self.optimizer_state == "leader":
             copies, shares = [self.leader], [1.0]
-        with np.errstate(all="ignore"):  # NaN and overflow are looked for below
-            for at in range(start, stop, BLOCK):
-                end = min(at + BLOCK, stop)
-                blocks = [copy.read(tensor, at, end) for copy in copies]
-                if not tensor.is_float:
-                    data[at - start : end - start] = np.max(blocks, axis=0)
-                    continue
-                if counts:
-                    _refuse_not_finite(tensor, copies, blocks)
-                    total = np.max(blocks, axis=0).astype(np.float64)
-                else:
-                    total = _mean(blocks, shares)
-                    if not math.isfinite(total.sum()):
-                        _refuse_not_finite(tensor, copies, blocks)
-                    if self.base and not _is_optimizer(tensor):
-                        origin = widen(self.base.read(tensor.name, at, end), tensor.dtype)
-                        squares += [_squared_distance(block, origin) for block in blocks]
-                        if self.stride != 1.0 and tensor.name not in self.buffers:
-                            total = self._carry_on(tensor, total, origin)
-                data[at - start : end - start] = narrow(total, tensor.dtype)
-        return data, squares
+        stored = DTYPES[tensor.dtype]
+        blocks = [c.read(tensor, start, self.scratch.array(c.id, size, stored)) for c in copies]
+        if not tensor.is_float:
+            return np.asarray(np.max(blocks, axis=0))
+        if _is_optimizer(tensor) and tensor.name.endswith("/step"):
+            _refuse_not_finite(tensor, copies, blocks)
+            return narrow(np.max(blocks, axis=0).astype(np.float64), tensor.dtype)
 
-    def _carry_on(self, tensor: Tensor, mean: Floats, origin: Array) -> Floats:
-        """From the base through the mean and beyond it: x + α (mean − x)."""
+        result = self._mean(blocks, shares)
+        if not math.isfinite(result.sum()):  # one look at the sum, not one at each copy
+            _refuse_not_finite(tensor, copies, blocks)
+        if self.base and not _is_optimizer(tensor):
+            origin = self.scratch.array("origin", size, stored)
+            self.base.read_into(tensor.name, start, origin)
+            origin = widen(origin, tensor.dtype)
+            delta = self.scratch.array("delta", size, origin.dtype)
+            for i, block in enumerate(blocks):
+                np.subtract(block, origin, out=delta)
+                squares[i] += np.einsum("i,i->", delta, delta)
+            if self.stride != 1.0 and tensor.name not in self.buffers:
+                self._carry_on(tensor, result, origin)
+        return narrow(result, tensor.dtype)
+
+    def _mean(self, blocks: list[Array], shares: list[float]) -> Floats:
+        total, term = (self.scratch.array(use, blocks[0].size, WIDE) for use in ("total", "term"))
+        np.multiply(blocks[0], shares[0], out=total, dtype=WIDE)
+        for block, share in zip(blocks[1:], shares[1:], strict=True):
+            np.multiply(block, share, out=term, dtype=WIDE)
+            np.add(total, term, out=total)
+        if blocks[0].dtype == WIDE:
+            # Narrower types round the last bit's error away; here a mean could leave its bounds.
+            np.clip(total, np.min(blocks, axis=0), np.max(blocks, axis=0), out=total)
+        return total
+
+    def _carry_on(self, tensor: Tensor, mean: Floats, origin: Array) -> None:
+        """Move the mean on along its way from the base: x + α (mean − x)."""
         limit = FLOAT_MAX[tensor.dtype]
-        reached = mean - origin
-        reached *= self.stride
-        reached += origin
-        if not -limit <= reached.min() <= reached.max() <= limit:
+        np.subtract(origin, mean, out=mean)  # this way round a zero keeps its sign
+        mean *= -self.stride
+        mean += origin
+        if not -limit <= mean.min() <= mean.max() <= limit:
             if not _finite(origin):
                 raise CheckpointError(f"the base has NaN or Inf in {quote(tensor.name)}")
-            np.clip(reached, -limit, limit, out=reached)
-        return reached
+            np.clip(mean, -limit, limit, out=mean)

@@ -57,30 +57,45 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class HandedIn:
-    """The copy stopped; its weights are already on the head, under their hash."""
+    """The copy stopped; its weights are already on the head, under their hash.
+
+    It started ``warm`` if its process had waited for the order, and ``stays`` if it waits for more.
+    """
 
     attempt: str
     result: CopyResult
     weights: str | None
     warm: bool = False
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """The copy is lost; ``node_fault`` says that the job cannot be blamed for it."""
+
     attempt: str
     why: str
     log: str = ""
+    node_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """A machine cannot be reached any more; its attempts fail with it."""
+    """A machine cannot be reached, or was ``refused`` for security; its attempts fail with it."""
 
     devices: tuple[str, ...]
     why: str
+    refused: bool = False
 
 
-Report: TypeAlias = Progressed | HandedIn | Failed | NodeGone
+@dataclass(frozen=True, slots=True)
+class NodeBack:
+    """A machine that was gone can be used again."""
+
+    devices: tuple[str, ...]
+
+
+Report: TypeAlias = Progressed | HandedIn | Failed | NodeGone | NodeBack
 
 
 class Executor(Protocol):
@@ -88,6 +103,13 @@ class Executor(Protocol):
 
     def now(self) -> float:
         """Seconds on the run's clock."""
+        ...
+
+    def adopt(self, orders: Sequence[CopyOrder]) -> None:
+        """Takes over copies that an earlier head started; comes before anything else.
+
+        They report as usual; those that no node knows of are reported as failed.
+        """
         ...
 
     def start(self, order: CopyOrder) -> None:

@@ -3,18 +3,21 @@
 A round: the policy plans stints for every device; devices run theirs one after another until the
 slot ends; when all copies of a job are in, they are merged and the steps count; a device with
 nothing left takes more work while there is time; when no work is left the round ends at once.
+Errands (evaluating a finished model, preparing a copy's process ahead of its first steps) fill
+time that would be idle, and no round waits for them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hadar_cli.app.ports import (
     Executor,
     Failed,
     HandedIn,
+    NodeBack,
     NodeGone,
     Observer,
     Progressed,
@@ -26,9 +29,9 @@ from hadar_cli.core.model import Mix
 from hadar_cli.core.policies.registry import ClusterView, JobView, Policy, Stint
 from hadar_cli.core.state import JobState
 from hadar_cli.core.throughput import RateModel
-from hadar_cli.errors import HadarError, UnfinishedError
+from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
 
-_EVALUATION_S = 120.0
+_ERRAND_S = 300.0
 _TICK_S = 0.5
 _RECALL_S = 15.0
 _FIRST_START_COST_S = 2.5  # of a cold copy, until one has been measured
@@ -41,10 +44,13 @@ class _Round:
 
     ends_at: float
     lists: dict[str, deque[Stint]] = field(default_factory=dict)
+    has_trained: bool = False
 
-    def add(self, stints: Sequence[Stint]) -> None:
+    def plan(self, devices: Sequence[str], stints: Sequence[Stint]) -> None:
+        """Gives these devices new lists in place of what they had."""
+        self.lists |= {device: deque() for device in devices}
         for stint in stints:
-            self.lists.setdefault(stint.device, deque()).append(stint)
+            self.lists[stint.device].append(stint)
 
 
 class RoundLoop:
@@ -64,85 +70,134 @@ class RoundLoop:
         self._executor, self._tracker, self._rates = executor, tracker, rates
         self._observer = observer
         self._state = tracker.state
-        self._busy: dict[str, str] = {}  # device -> attempt
+        self._busy: dict[str, str] = {}  # device -> attempt that trains
+        self._errands: dict[str, str] = {}  # device -> attempt that does not
         self._warm: dict[str, int] = {}  # device -> job whose copy waits there
+        self._waits: dict[int, bool] = {}  # job -> whether its processes stay for more orders
+        self._refused: set[str] = set()  # devices lost for security's sake
         self._start_cost_s = _FIRST_START_COST_S
 
-    def run(self) -> None:
+    def run(self, lower_bound: Callable[[], float | None] = lambda: None) -> None:
         """Trains until every job has its steps and its final quality is known."""
+        self._take_over()
         while self._state.unfinished or self._unmeasured():
             self._run_round()
-        self._tracker.record(events.RunFinished(self._executor.now()))
+        finished_at = self._executor.now()
+        self._tracker.record(events.RunFinished(finished_at, lower_bound()))
 
     def wind_up(self, why: str) -> None:
         """Leaves early without losing work: copies hand in what they have, and it is committed."""
         self._executor.recall()
         give_up_at = self._executor.now() + _RECALL_S
-        while self._busy and self._executor.now() < give_up_at:
+        while self._under_way() and self._executor.now() < give_up_at:
             for report in self._executor.wait(self._executor.now() + _TICK_S):
                 self._take(report)
             self._observer.tick()
         self._tracker.record(events.RunStopped(self._executor.now(), why))
 
+    def _take_over(self) -> None:
+        """Goes on with what the head before this one left: copies under way, results unmerged."""
+        orders = self._tracker.under_way()
+        self._executor.adopt(orders)
+        for order in orders:
+            (self._busy if order.hand_in else self._errands)[order.device] = order.attempt
+            self._warm[order.device] = order.job.id
+        for job in self._state.jobs.values():
+            if job.handed_in and not job.active:
+                self._tracker.commit(job)
+
     # -- one round ---------------------------------------------------------------------------
 
     def _run_round(self) -> None:
         round_ = _Round(ends_at=self._executor.now() + self._mix.slot_s)
-        stints = self._policy.plan(self._view(self._idle(), self._mix.slot_s))
+        devices = self._available()
+        stints = self._policy.plan(self._view(devices, self._mix.slot_s))
         self._tracker.plan_round(stints)
-        round_.add(stints)
-        for device in self._idle():
-            if stints := round_.lists.get(device):
-                self._start(stints.popleft(), self._mix.slot_s)
-        self._start_evaluations()
-        if not self._busy:
+        round_.plan(devices, stints)
+        self._start_planned(round_)
+        self._keep_devices_busy(round_)
+        if not self._under_way():
             self._wait_for_work()
-        while self._busy:
-            for report in self._executor.wait(self._executor.now() + _TICK_S):
+        while self._busy or (self._errands and self._must_wait(round_)):
+            reports = self._executor.wait(self._executor.now() + _TICK_S)
+            for report in reports:
                 self._take(report)
                 if isinstance(report, Failed):
                     self._give_up_if_hopeless(report)
-            self._keep_devices_busy(round_)
+            if not all(isinstance(report, Progressed) for report in reports):
+                self._keep_devices_busy(round_)
             self._observer.tick()
+
+    def _under_way(self) -> bool:
+        return bool(self._busy or self._errands)
+
+    def _must_wait(self, round_: _Round) -> bool:
+        """Whether errands are all there is to do: another round would only wait for them too."""
+        return not (round_.has_trained and self._state.unfinished)
 
     def _keep_devices_busy(self, round_: _Round) -> None:
         """Starts what is next on every idle device; plans more where a list has run out."""
         self._start_evaluations()
+        self._start_planned(round_)
         left = round_.ends_at - self._executor.now()
-        for device in self._idle():
-            self._start_next(round_.lists.get(device, deque()), left)
-        idle = self._idle()
-        if idle and left > _LEAST_STINT_S:
-            round_.add(self._policy.plan(self._view(idle, left)))
-            for device in idle:
-                self._start_next(round_.lists.get(device, deque()), left)
+        if self._idle() and left > _LEAST_STINT_S:
+            devices = self._available()
+            round_.plan(devices, self._policy.plan(self._view(devices, left)))
+            self._start_planned(round_)
+            self._prepare_ahead()
 
-    def _start_next(self, stints: deque[Stint], left: float) -> None:
+    def _start_planned(self, round_: _Round) -> None:
+        """Starts the next stint of every idle device's list, all copies of a job knowing of each
+        other: together they set its learning rate."""
+        left = round_.ends_at - self._executor.now()
+        stints = [self._next_stint(round_.lists.get(d, deque()), left) for d in self._idle()]
+        chosen = [stint for stint in stints if stint]
+        expected = {stint.job: self._expected_steps(stint.job, chosen, left) for stint in chosen}
+        for stint in chosen:
+            if self._state.jobs[stint.job].free:
+                self._start(stint, left, expected[stint.job])
+                round_.has_trained = True
+
+    def _next_stint(self, stints: deque[Stint], left: float) -> Stint | None:
         while stints:
             stint = stints.popleft()
             if self._is_worth_starting(stint, left):
-                self._start(stint, left)
-                return
+                return stint
+        return None
 
     def _is_worth_starting(self, stint: Stint, left: float) -> bool:
-        job = self._state.jobs[stint.job]
         is_warm = self._warm.get(stint.device) == stint.job
-        least = _LEAST_STINT_S + (0.0 if is_warm else self._start_cost_s)
-        return bool(job.free) and left > least
+        needed = _LEAST_STINT_S + (0.0 if is_warm else self._start_cost_s)
+        return bool(self._state.jobs[stint.job].free) and left > min(needed, self._mix.slot_s / 2)
 
-    def _start(self, stint: Stint, left: float) -> None:
-        job = self._state.jobs[stint.job]
-        expected = [self._expected_steps(stint.job, stint.device, stint.steps, left)] + [
-            self._expected_steps(stint.job, c.device, sum(b - a for a, b in c.slices), left)
-            for c in job.active.values()
-        ]
+    def _start(self, stint: Stint, left: float, expected: Sequence[int]) -> None:
         order = self._tracker.hand_out(stint, left, expected)
         self._busy[stint.device] = order.attempt
         self._warm[stint.device] = stint.job
         self._executor.start(order)
 
-    def _expected_steps(self, job: int, device: str, steps: int, left: float) -> int:
-        return min(steps, int(self._rates.rate(job, device) * left) + 1)
+    def _expected_steps(self, job: int, chosen: Sequence[Stint], left: float) -> list[int]:
+        """What each of the job's copies, under way or about to start, will bring to the merge."""
+        quotas = {stint.device: stint.steps for stint in chosen if stint.job == job}
+        for copy in self._state.jobs[job].active.values():
+            quotas[copy.device] = sum(end - first for first, end in copy.slices)
+        rate = self._rates.rate
+        return [min(quota, int(rate(job, d) * left) + 1) for d, quota in quotas.items()]
+
+    def _prepare_ahead(self) -> None:
+        """Has devices that are idle until the round's end start the process they will need then."""
+        idle = self._idle()
+        if not idle or not self._busy:
+            return
+        stints = self._policy.plan(self._view(idle, self._mix.slot_s, ahead=True))
+        next_job = {stint.device: stint.job for stint in reversed(stints)}
+        for device, job in next_job.items():
+            if self._warm.get(device) != job and self._stays(self._state.jobs[job]):
+                self._send_on_errand(self._state.jobs[job], device, "prepare")
+
+    def _stays(self, job: JobState) -> bool:
+        """Whether the job's processes wait for orders, as far as is known; plain scripts do not."""
+        return self._waits.get(job.job.id, job.job.launch.workload is not None)
 
     # -- what comes back ---------------------------------------------------------------------
 
@@ -151,7 +206,10 @@ class RoundLoop:
             case Progressed():
                 self._observer.progressed(report)
             case HandedIn():
-                self._free(report.attempt)
+                device = self._free(report.attempt)
+                self._waits[self._state.started[report.attempt].job] = report.stays
+                if not report.stays:
+                    self._warm.pop(device, None)
                 self._learn(report)
                 self._tracker.handed_in(report)
                 self._commit_if_complete(report.attempt)
@@ -165,11 +223,17 @@ class RoundLoop:
                     self._tracker.record(
                         events.DeviceLost(self._executor.now(), device, report.why)
                     )
+                if report.refused:
+                    self._refused.update(report.devices)
+            case NodeBack():
+                for device in report.devices:
+                    self._tracker.record(events.DeviceReturned(self._executor.now(), device))
 
     def _free(self, attempt: str) -> str:
         device = self._state.device_of(attempt)
-        if self._busy.get(device) == attempt:
-            del self._busy[device]
+        for held in (self._busy, self._errands):
+            if held.get(device) == attempt:
+                del held[device]
         return device
 
     def _learn(self, report: HandedIn) -> None:
@@ -198,13 +262,16 @@ class RoundLoop:
         """Nothing could be started: the next job arrives later, or there is no device for it."""
         if not self._idle():
             reasons = "; ".join(f"{d}: {why}" for d, why in self._state.lost_devices.items())
+            if self._refused >= self._state.lost_devices.keys():
+                raise RefusedError(f"no device is left ({reasons})")
             raise UnfinishedError(f"no device is left ({reasons})")
-        now = self._executor.now()
-        arrivals = [j.job.arrives_s for j in self._state.unfinished if j.job.arrives_s > now]
+        arrivals = [job.job.arrives_s for job in self._state.unfinished if not self._arrived(job)]
         if not arrivals:
             raise HadarError("the policy left every device idle although there is work to do")
-        for report in self._executor.wait(min(arrivals)):
-            self._take(report)
+        while self._executor.now() < min(arrivals):
+            for report in self._executor.wait(min(*arrivals, self._executor.now() + _TICK_S)):
+                self._take(report)
+            self._observer.tick()
 
     # -- quality -----------------------------------------------------------------------------
 
@@ -219,38 +286,50 @@ class RoundLoop:
     def _start_evaluations(self) -> None:
         for job in self._unmeasured():
             idle = self._idle()
-            if job.active or not idle:
+            if job.errands or not idle:
                 continue
             warm = [device for device in idle if self._warm.get(device) == job.job.id]
             device = max(warm or idle, key=lambda d: self._rates.rate(job.job.id, d))
-            order = self._tracker.hand_out_evaluation(job, device, _EVALUATION_S)
-            self._busy[device] = order.attempt
-            self._warm[device] = job.job.id
-            self._executor.start(order)
+            self._send_on_errand(job, device, "evaluate")
+
+    def _send_on_errand(self, job: JobState, device: str, purpose: str) -> None:
+        order = self._tracker.hand_out_errand(job, device, _ERRAND_S, purpose)
+        self._errands[device] = order.attempt
+        self._warm[device] = job.job.id
+        self._executor.start(order)
 
     # -- what the policy sees ----------------------------------------------------------------
 
-    def _idle(self) -> tuple[str, ...]:
-        lost = self._state.lost_devices
-        return tuple(d for d in self._devices if d not in self._busy and d not in lost)
+    def _is_here(self, device: str) -> bool:
+        return device not in self._state.lost_devices
 
-    def _view(self, devices: Sequence[str], seconds: float) -> ClusterView:
+    def _available(self) -> tuple[str, ...]:
+        """Devices that do not train: idle ones, and those on an errand, which is soon over."""
+        return tuple(d for d in self._devices if d not in self._busy and self._is_here(d))
+
+    def _idle(self) -> tuple[str, ...]:
+        return tuple(d for d in self._available() if d not in self._errands)
+
+    def _view(self, devices: Sequence[str], seconds: float, ahead: bool = False) -> ClusterView:
+        """What the policy may know; ``ahead`` looks past the solo phase, to what comes next."""
         return ClusterView(
             seconds=seconds,
             devices=tuple(devices),
-            jobs=tuple(self._job_view(job) for job in self._state.unfinished if self._arrived(job)),
+            jobs=tuple(
+                self._job_view(job, ahead) for job in self._state.unfinished if self._arrived(job)
+            ),
             rate=self._rates.rate,
             current=dict(self._warm),
             start_cost_s=self._start_cost_s,
         )
 
-    def _job_view(self, job: JobState) -> JobView:
+    def _job_view(self, job: JobState, ahead: bool) -> JobView:
         solo = max(1, round(self._mix.merge.solo * job.job.target_steps)) - len(job.done)
         return JobView(
             job.job,
             free_steps=len(job.free),
             remaining_steps=job.remaining,
-            solo_steps=max(0, solo),
+            solo_steps=0 if ahead else max(0, solo),
             copies_active=len(job.active),
         )
 

@@ -67,51 +67,70 @@ class Tracker:
         """
         job = self.state.jobs[stint.job]
         steps = job.free.first(stint.steps)
-        return self._order(job, stint.device, seconds, steps, self._scale(job, expected))
+        scale = self._scale(job, expected)
+        return self._order(job, stint.device, seconds, steps, scale, "train")
 
-    def hand_out_evaluation(self, job: JobState, device: str, seconds: float) -> CopyOrder:
-        """An order to measure the quality of a job's committed weights."""
-        return self._order(job, device, seconds, StepSet(), 1.0)
+    def hand_out_errand(
+        self, job: JobState, device: str, seconds: float, purpose: str
+    ) -> CopyOrder:
+        """An order without steps: to evaluate the committed weights, or to prepare a process."""
+        return self._order(job, device, seconds, StepSet(), 1.0, purpose)
 
     def _order(
-        self, job: JobState, device: str, seconds: float, steps: StepSet, scale: float
+        self,
+        job: JobState,
+        device: str,
+        seconds: float,
+        steps: StepSet,
+        scale: float,
+        purpose: str,
     ) -> CopyOrder:
         fork = self._fork_of[device]
         copy = copy_id(job.job.id, fork, self._max_job_count)
         number = len(self.state.started) + 1
         attempt = f"e{self.state.epoch}-r{self.state.round}-c{copy}-{number}"
-        trains = bool(steps)
-        self.record(
-            events.CopyStarted(
-                self._clock(),
-                attempt,
-                job.job.id,
-                copy,
-                device,
-                self.state.round,
-                job.generation,
-                steps.ranges,
-                scale,
-                "train" if trains else "evaluate",
-            )
+        started = events.CopyStarted(
+            self._clock(),
+            attempt,
+            job.job.id,
+            copy,
+            device,
+            self.state.round,
+            job.generation,
+            steps.ranges,
+            scale,
+            purpose,
         )
+        self.record(started)
+        return self._order_of(started, seconds)
+
+    def _order_of(self, started: events.CopyStarted, seconds: float) -> CopyOrder:
+        job, purpose = self.state.jobs[started.job], started.purpose
         return CopyOrder(
-            attempt=attempt,
+            attempt=started.attempt,
             job=job.job,
-            device=device,
-            steps=steps,
+            device=started.device,
+            steps=StepSet.of(started.slices),
             seconds=seconds,
             weights=job.weights,
-            round=self.state.round,
-            copy=copy,
+            round=started.round,
+            copy=started.copy,
             num_copies=len(job.active),
             global_step=len(job.done),
             job_seed=_seed(self._mix.seed, job.job.id),
-            seed=_seed(self._mix.seed, job.job.id, job.generation, copy),
-            lr_scale=scale,
-            evaluate=not trains or job.generation == 0,
-            hand_in=trains,
+            seed=_seed(self._mix.seed, job.job.id, started.generation, started.copy),
+            lr_scale=started.lr_scale,
+            evaluate=purpose == "evaluate" or (purpose == "train" and job.generation == 0),
+            hand_in=purpose == "train",
         )
+
+    def under_way(self) -> list[CopyOrder]:
+        """The orders of copies that the head before this one left, for someone to take over."""
+        return [
+            self._order_of(started, self._mix.slot_s)
+            for job in self.state.jobs.values()
+            for started in (*job.active.values(), *job.errands.values())
+        ]
 
     def _scale(self, job: JobState, expected: Sequence[int]) -> float:
         """The learning rate's factor for that many effective copies, warmed up at first."""
@@ -152,11 +171,15 @@ class Tracker:
 
     def failed(self, report: Failed) -> None:
         if self._is_active(report.attempt):
-            self.record(events.CopyLost(self._clock(), report.attempt, report.why, report.log))
+            why, log, node_fault = report.why, report.log, report.node_fault
+            self.record(events.CopyLost(self._clock(), report.attempt, why, log, node_fault))
 
     def _is_active(self, attempt: str) -> bool:
         started = self.state.started.get(attempt)
-        return started is not None and attempt in self.state.jobs[started.job].active
+        if started is None:
+            return False
+        job = self.state.jobs[started.job]
+        return attempt in job.active or attempt in job.errands
 
     def _objection(self, report: HandedIn) -> str | None:
         result, started = report.result, self.state.started[report.attempt]

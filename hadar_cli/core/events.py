@@ -37,7 +37,7 @@ class CopyStarted:
     generation: int
     slices: tuple[Range, ...]
     lr_scale: float = 1.0
-    purpose: str = "train"  # or "evaluate"
+    purpose: str = "train"  # or an errand: "evaluate" the weights, "prepare" a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class CopyLost:
     attempt: str
     why: str
     log: str = ""
+    node_fault: bool = False  # the job cannot be blamed for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,12 @@ class DeviceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceReturned:
+    t: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunStopped:
     """The head left before the end, in order: Ctrl-C or an error that `hadar resume` can mend."""
 
@@ -98,7 +105,10 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
+    """The end. The bound is recorded with it: finding it needs scipy, reading it does not."""
+
     t: float
+    lower_bound_s: float | None = None
 
 
 Event: TypeAlias = (
@@ -109,6 +119,7 @@ Event: TypeAlias = (
     | CopyLost
     | WeightsMerged
     | DeviceLost
+    | DeviceReturned
     | RunStopped
     | RunFinished
 )
@@ -122,6 +133,7 @@ EVENTS: dict[str, type[Any]] = {
         CopyLost,
         WeightsMerged,
         DeviceLost,
+        DeviceReturned,
         RunStopped,
         RunFinished,
     )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
+OUTLYING = 10.0  # an update this many times longer than the others' is no training
 
 
 def effective_steps(steps: Sequence[int]) -> float:
@@ -30,6 +32,23 @@ def progress_factor(steps: Sequence[int]) -> float:
     """The α that makes the mean go as far as the copy with most steps did: τ_max·Στ/Στ²."""
     squares = sum(tau * tau for tau in steps)
     return max(steps) * sum(steps) / squares if squares else 1.0
+
+
+def outlying(steps: Sequence[int], lengths: Sequence[float]) -> list[int]:
+    """Which updates (L2 distance from the base) are far longer than the others' for their steps.
+
+    Updates grow between the root of the steps (noise) and the steps (drift), so one must stand out
+    from the others' median by both. Two copies cannot tell which of them is wrong.
+    """
+    if len(steps) < 3:
+        return []
+
+    def stands_out(i: int, growth: float) -> bool:
+        rates = [length / tau**growth for length, tau in zip(lengths, steps, strict=True)]
+        others = median(rates[:i] + rates[i + 1 :])
+        return bool(rates[i] > OUTLYING * others > 0)
+
+    return [i for i in range(len(steps)) if stands_out(i, 0.5) and stands_out(i, 1.0)]
 
 
 def lr_scale(rule: str, n_eff: float) -> float:

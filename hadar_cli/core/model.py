@@ -32,6 +32,7 @@ class Node:
     identity_file: str | None = None
     proxy_jump: str | None = None
     host_key: str | None = None
+    known_hosts: str | None = None
     python: str | None = None
     workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)

@@ -24,6 +24,7 @@ class JobState:
     quality: dict[str, float] | None = None
     failures: int = 0
     active: dict[str, events.CopyStarted] = field(default_factory=dict)
+    errands: dict[str, events.CopyStarted] = field(default_factory=dict)
     handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
 
     @property
@@ -75,7 +76,6 @@ class RunState:
             case events.HeadStarted():
                 self.epoch = event.epoch
                 self.lost_devices.clear()
-                self._drop_copies()
             case events.RoundPlanned():
                 self.round = event.round
             case events.CopyStarted():
@@ -84,12 +84,14 @@ class RunState:
                 self._finish(event)
             case events.CopyLost():
                 job = self.jobs[self.started[event.attempt].job]
-                job.active.pop(event.attempt, None)
-                job.failures += 1
+                self._close(job, event.attempt)
+                job.failures += not event.node_fault
             case events.WeightsMerged():
                 self._commit(event)
             case events.DeviceLost():
                 self.lost_devices[event.device] = event.why
+            case events.DeviceReturned():
+                self.lost_devices.pop(event.device, None)
             case events.RunStopped():
                 self._drop_copies()
             case events.RunFinished():
@@ -102,13 +104,16 @@ class RunState:
         if not StepSet.of(event.slices) <= job.free:
             raise ValueError(f"attempt {event.attempt} was given steps that are done or held")
         self.started[event.attempt] = event
-        job.active[event.attempt] = event
+        (job.active if event.purpose == "train" else job.errands)[event.attempt] = event
+
+    def _close(self, job: JobState, attempt: str) -> None:
+        if job.active.pop(attempt, None) is None and job.errands.pop(attempt, None) is None:
+            raise ValueError(f"attempt {attempt} is not under way")
 
     def _finish(self, event: events.CopyFinished) -> None:
         started = self.started[event.attempt]
         job = self.jobs[started.job]
-        if job.active.pop(event.attempt, None) is None:
-            raise ValueError(f"attempt {event.attempt} is not under way")
+        self._close(job, event.attempt)
         done = StepSet.of(event.slices)
         if len(done) != event.steps or not done <= StepSet.of(started.slices):
             raise ValueError(f"attempt {event.attempt} claims steps it was not given")
@@ -148,7 +153,8 @@ class RunState:
         return sum(scales) / len(scales)
 
     def _drop_copies(self) -> None:
-        """A new head starts from commits: what copies held or handed in goes back to the pool."""
+        """The head left in order and ended its copies: what they held goes back to the pool."""
         for job in self.jobs.values():
             job.active.clear()
+            job.errands.clear()
             job.handed_in.clear()

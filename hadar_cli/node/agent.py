@@ -3,22 +3,31 @@
     python -I agent.py
 
 It needs only the standard library, listens on no port and holds no state of its own: workers
-live under supervisors, everything else in files below the run's directory. When the head or the
-connection goes, it simply ends; a new one picks up from the files.
+live under supervisors, everything else in files below the run's directory:
+
+    workers/<worker>/    see supervisor.py
+    attempts/<attempt>/  order.json, and what the copy leaves: progress, result, weights
+    fence.json           which head, and which of its connections, may give orders
+    lease                renewed by every request; without it the workers end
+
+When the head or the connection goes, it simply ends; a new one picks up from the files.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,46 +35,75 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hadar_cli.node import processes
+from hadar_cli.node.bootstrap import answer as send
 from hadar_cli.node.order import write_atomically
 from hadar_cli.node.supervisor import WorkerSpec, order_path
 
-MARK = "@hadar "  # in front of every answer, so that login noise is never read as one
 _LOOK_EVERY_S = 0.025
 _PROGRESS_EVERY_S = 0.5
 _LOG_TAIL_BYTES = 2000
+_NEVER_STARTED_S = 60.0
 
 Message = dict[str, Any]
+
+
+class Superseded(Exception):
+    """A newer head, or a newer connection of the same one, gives the orders now."""
 
 
 class Agent:
     """One head's session on one node for one run."""
 
     def __init__(self, run: Path, epoch: int, lease_s: float) -> None:
-        self._run, self._epoch, self._lease_s = run, epoch, lease_s
-        self._nursery = _Nursery()
+        self._run, self._lease_s = run, lease_s
+        self._fence = {"epoch": epoch, "session": secrets.token_hex(8)}
+        self._nursery = _Nursery(run / "nursery.log")
         self._active: dict[str, Path] = {}  # attempt -> its worker's directory
+        self._since: dict[str, float] = {}
         self._told_progress: dict[str, tuple[float, int]] = {}
 
     @classmethod
-    def open(cls, request: Message) -> Agent:
-        """Claims the run's directory for this head's epoch and ends what an earlier head left."""
-        os.umask(0o077)
-        run = Path(request["directory"]).expanduser()
-        (run / "workers").mkdir(parents=True, exist_ok=True)
-        (run / "attempts").mkdir(exist_ok=True)
-        agent = cls(run, int(request["epoch"]), float(request["lease_s"]))
-        if agent._fenced_epoch() > agent._epoch:
-            raise RuntimeError("a newer head has taken over this run")
-        write_atomically(run / "fence.json", {"epoch": agent._epoch})
-        agent.renew()
-        agent.stop_workers(grace_s=0.0)
-        return agent
+    def open(cls, request: Message) -> tuple[Agent, Message]:
+        """Claims the run's directory for this head and connection.
 
-    def _fenced_epoch(self) -> int:
-        try:
-            return int(json.loads((self._run / "fence.json").read_text())["epoch"])
-        except (OSError, ValueError, KeyError):
-            return 0
+        Goes on with the attempts and workers that the head names, and ends all others.
+        """
+        os.umask(0o077)
+        os.environ.update(request["env"])
+        run = Path(request["directory"]).expanduser()
+        for name in ("workers", "attempts"):
+            (run / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(run):
+            if int((_read_json(run / "fence.json") or {"epoch": 0})["epoch"]) > request["epoch"]:
+                raise Superseded("a newer head has taken over this run")
+            agent = cls(run, int(request["epoch"]), float(request["lease_s"]))
+            write_atomically(run / "fence.json", agent._fence)
+            agent.renew()
+        known = agent._adopt(request["attempts"])
+        kept = {record["worker"] for record in known.values()} | set(request["workers"])
+        agent.stop_workers(0.0, kept)
+        agent._tidy(known)
+        return agent, {"python": sys.version.split()[0], "attempts": known}
+
+    def _adopt(self, attempts: list[str]) -> dict[str, Message]:
+        """Those of the attempts that were ordered here, with what their order said."""
+        known = {}
+        for attempt in attempts:
+            record = _read_json(self._run / "attempts" / attempt / "order.json")
+            if record:
+                known[attempt] = record
+                self._watch(attempt, self._run / "workers" / record["worker"])
+        return known
+
+    def _tidy(self, known: dict[str, Message]) -> None:
+        """Nobody will ask for what other attempts left."""
+        for files in (self._run / "attempts").iterdir():
+            if files.name not in known:
+                shutil.rmtree(files, ignore_errors=True)
+
+    def _watch(self, attempt: str, worker: Path) -> None:
+        self._active[attempt] = worker
+        self._since[attempt] = time.monotonic()
 
     def renew(self) -> None:
         (self._run / "lease.part").write_text(repr(time.monotonic()))
@@ -74,23 +112,24 @@ class Agent:
     # -- requests ----------------------------------------------------------------------------
 
     def handle(self, request: Message) -> Message:
-        if self._fenced_epoch() != self._epoch:
-            raise RuntimeError("a newer head has taken over this run")
-        self.renew()
-        match request["do"]:
-            case "renew":
-                return {}
-            case "order":
-                return self._order(request)
-            case "release":
-                self._release(request["worker"])
-            case "forget":
-                self._forget(request["attempt"])
-            case "stop":
-                self.stop_workers(float(request["grace_s"]))
-            case unknown:
-                raise ValueError(f"unknown request {unknown!r}")
-        return {}
+        with _locked(self._run):
+            if _read_json(self._run / "fence.json") != self._fence:
+                raise Superseded("a newer head has taken over this run")
+            self.renew()
+            match request["do"]:
+                case "renew":
+                    return {}
+                case "order":
+                    return self._order(request)
+                case "release":
+                    self._release(request["worker"])
+                case "forget":
+                    self._forget(request["attempt"])
+                case "stop":
+                    self.stop_workers(float(request["grace_s"]))
+                case unknown:
+                    raise ValueError(f"unknown request {unknown!r}")
+            return {}
 
     def _order(self, request: Message) -> Message:
         """Hands an order to a waiting worker, or starts the worker with it."""
@@ -99,18 +138,18 @@ class Agent:
         files = self._run / "attempts" / attempt
         files.mkdir(parents=True)
         number = 1 + len(list((directory / "orders").glob("*.json"))) if directory.exists() else 1
-        following = order_path(directory, number + 1)
+        write_atomically(files / "order.json", {"worker": request["worker"], "warm": number > 1})
         variables = {
             **request["variables"],
             "HADAR_ISSUED_AT": repr(time.monotonic()),
             "HADAR_CKPT_OUT": str(files / "weights.safetensors") if request["weights"] else "",
             "HADAR_RESULT": str(files / "result.json"),
             "HADAR_PROGRESS": str(files / "progress.json"),
-            "HADAR_NEXT": str(following),
+            "HADAR_NEXT": str(order_path(directory, number + 1)),
         }
         order_path(directory, number).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(order_path(directory, number), variables)
-        self._active[attempt] = directory
+        self._watch(attempt, directory)
         if number == 1:
             self._nursery.start(directory, self._spec(request))
         return {"warm": number > 1}
@@ -141,9 +180,11 @@ class Agent:
         self._active.pop(attempt, None)
         shutil.rmtree(self._run / "attempts" / attempt, ignore_errors=True)
 
-    def stop_workers(self, grace_s: float) -> None:
-        """Ends every worker of the run: asks, waits ``grace_s``, then kills. Returns when gone."""
-        directories = [d for d in (self._run / "workers").iterdir() if d.is_dir()]
+    def stop_workers(self, grace_s: float, kept: Collection[str] = ()) -> None:
+        """Ends the run's other workers: asks, waits ``grace_s``, then kills. Returns when gone."""
+        directories = [
+            d for d in (self._run / "workers").iterdir() if d.is_dir() and d.name not in kept
+        ]
         for directory in directories:
             (directory / "stop").touch()
         known = [pair for d in directories for pair in _processes_of(d)]
@@ -167,12 +208,11 @@ class Agent:
             if result is not None:
                 del self._active[attempt]
                 weights = files / "weights.safetensors"
-                path = str(weights) if weights.exists() else None
-                found.append(
-                    {"event": "finished", "attempt": attempt, "result": result, "weights": path}
-                )
+                found.append({"event": "finished", "attempt": attempt, "result": result})
+                if weights.is_symlink() or weights.exists():
+                    found[-1] |= {"weights": str(weights), "bytes": weights.lstat().st_size}
                 continue
-            ended = self._end_of(directory)
+            ended = self._end_of(attempt, directory)
             if ended is not None:
                 del self._active[attempt]
                 found.append({"event": "exited", "attempt": attempt, **ended})
@@ -180,15 +220,21 @@ class Agent:
             found.extend(self._progress(attempt, files))
         return found
 
-    def _end_of(self, directory: Path) -> Message | None:
+    def _end_of(self, attempt: str, directory: Path) -> Message | None:
         """How the worker ended, None while it lives (or is only just being started)."""
         ended = _read_json(directory / "exit.json")
-        if ended is None:
-            known = _processes_of(directory)
-            if not known or any(processes.is_alive(*pair) for pair in known):
-                return None
-            ended = {"code": -1, "why": "its supervisor was killed"}
-        return {**ended, "log": _tail(directory / "log")}
+        if ended:
+            return {**ended, "log": _tail(directory / "log")}
+        known = _processes_of(directory)
+        if any(processes.is_alive(*pair) for pair in known):
+            return None
+        if known:
+            why = "its supervisor was killed"
+            return {"code": -1, "why": why, "log": _tail(directory / "log")}
+        if time.monotonic() < self._since[attempt] + _NEVER_STARTED_S and self._nursery.is_alive:
+            return None
+        (directory / "stop").touch()  # should it come up after all
+        return {"code": -1, "why": "it never started", "log": _tail(self._run / "nursery.log")}
 
     def _progress(self, attempt: str, files: Path) -> list[Message]:
         now = time.monotonic()
@@ -205,13 +251,19 @@ class Agent:
 class _Nursery:
     """The process that workers are forked from; it ends when this one does."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(Path(__file__).with_name("nursery.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    def __init__(self, log: Path) -> None:
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(Path(__file__).with_name("nursery.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     def start(self, directory: Path, spec: WorkerSpec) -> None:
         assert self._process.stdin
@@ -244,34 +296,55 @@ def _tail(path: Path) -> str:
         return ""
 
 
-def _send(message: Message) -> None:
-    os.write(1, (MARK + json.dumps(message) + "\n").encode())
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """One request at a time, whichever connection it came by: a fence that holds."""
+    with (run / "fence.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class _Session:
+    """The conversation with the head, from its first request to the end of the connection."""
+
+    def __init__(self) -> None:
+        self._agent: Agent | None = None
+
+    def take(self, request: Message) -> None:
+        """Answers one request; raises Superseded, once answered, where nothing more will be."""
+        try:
+            send({"answer": request["id"], **self._answer(request)})
+        except Superseded as error:
+            send({"answer": request["id"], "error": str(error), "superseded": True})
+            raise
+        except Exception as error:
+            send({"answer": request["id"], "error": f"{type(error).__name__}: {error}"})
+
+    def _answer(self, request: Message) -> Message:
+        if request["do"] == "open":
+            self._agent, answer = Agent.open(request)
+            return answer
+        if self._agent is None:
+            raise RuntimeError("open first")
+        return self._agent.handle(request)
+
+    def tell_events(self) -> None:
+        for event in self._agent.events() if self._agent else ():
+            send(event)
 
 
 def main() -> None:
-    agent: Agent | None = None
-    pending = b""
-    while True:
-        if select.select([0], [], [], _LOOK_EVERY_S)[0]:
-            received = os.read(0, 1 << 16)
-            if not received:
-                return
-            *lines, pending = (pending + received).split(b"\n")
-            for line in lines:
-                request: Message = json.loads(line)
-                try:
-                    if request["do"] == "open":
-                        agent, answer = Agent.open(request), {"python": sys.version.split()[0]}
-                    elif agent is None:
-                        raise RuntimeError("open first")
-                    else:
-                        answer = agent.handle(request)
-                    _send({"answer": request["id"], **answer})
-                except Exception as error:
-                    _send({"answer": request["id"], "error": f"{type(error).__name__}: {error}"})
-        if agent:
-            for event in agent.events():
-                _send(event)
+    session, pending = _Session(), b""
+    with suppress(Superseded):
+        while True:
+            if select.select([0], [], [], _LOOK_EVERY_S)[0]:
+                received = os.read(0, 1 << 16)
+                if not received:
+                    return
+                *lines, pending = (pending + received).split(b"\n")
+                for line in lines:
+                    session.take(json.loads(line))
+            session.tell_events()
 
 
 if __name__ == "__main__":

@@ -63,8 +63,6 @@ def become_worker(spec: WorkerSpec, variables: dict[str, str]) -> None:
     """Turns this freshly forked process into the worker; never returns."""
     os.chdir(spec.cwd)
     environment = {**spec.env, **variables}
-    if spec.argv[0] != sys.executable:
-        os.execvpe(spec.argv[0], spec.argv, environment)  # noqa: S606 - another interpreter
     os.environ.clear()
     os.environ.update(environment)
     _limit_threads(environment.get("OMP_NUM_THREADS"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 
 # A step later than this is reported as missed, and the schedule restarts from it.
 _TOLERANCE_S = 0.25
@@ -17,25 +18,31 @@ _TOLERANCE_S = 0.25
 class Pace:
     """Call ``step_done`` after every step; it sleeps as long as the emulated device would work."""
 
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
+    def __init__(
+        self,
+        speed: float,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._speed, self._clock, self._cpu_clock, self._sleep = speed, clock, cpu_clock, sleep
         self._recent_cpu_s: deque[float] = deque(maxlen=64)
         self.missed = 0
         self.resume()
 
     def resume(self) -> None:
         """Starts the clock anew, after time that was not training."""
-        self._cpu_mark = time.process_time()
-        self._due = time.monotonic()
+        self._cpu_mark = self._cpu_clock()
+        self._due = self._clock()
 
     def step_done(self) -> None:
-        cpu = time.process_time()
+        cpu = self._cpu_clock()
         self._recent_cpu_s.append(cpu - self._cpu_mark)
         self._due += statistics.median(self._recent_cpu_s) / self._speed
-        ahead = self._due - time.monotonic()
+        ahead = self._due - self._clock()
         if ahead > 0:
-            time.sleep(ahead)
+            self._sleep(ahead)
         elif ahead < -_TOLERANCE_S:
             self.missed += 1
-            self._due = time.monotonic()
-        self._cpu_mark = time.process_time()
+            self._due = self._clock()
+        self._cpu_mark = self._cpu_clock()

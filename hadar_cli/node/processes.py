@@ -37,8 +37,8 @@ def is_alive(pid: int, started: int) -> bool:
 
 
 def kill_group(pid: int, started: int, signum: int = signal.SIGKILL) -> None:
-    """Signals the process group that ``pid`` leads, if it is still the process we know."""
-    if is_alive(pid, started):
+    """Signals the group that ``pid`` led; a process that merely reuses the pid is left alone."""
+    if start_time(pid) in (started, None):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signum)
 

@@ -212,6 +212,7 @@ class Training:
                 "metrics": {"loss": self._mean_loss()} if self._steps else {},
                 "evaluation": self._quality,
                 "stopped": stopped,
+                "waiting": order.next_order is not None and stopped in ("steps", "deadline"),
                 "missed_paces": self._pace.missed if self._pace else 0,
             }
             write_atomically(order.result, result)

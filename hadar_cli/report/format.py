@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 NOTHING = "–"  # an en dash stands for what is not known
 ELLIPSIS = "…"
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")
 _BLOCKS = " ▏▎▍▌▋▊▉"
 
 
@@ -51,14 +53,16 @@ def bytes(count: float) -> str:
 
 
 def figures(value: float | None, count: int = 3) -> str:
-    """The number in ``count`` significant figures, without an exponent where one can do without."""
+    """At least ``count`` significant figures; no exponent where one can do without."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value and not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{count - 1}e}"
-    magnitude = math.floor(math.log10(abs(value))) if value else 0
-    rounded = round(value, count - 1 - magnitude)
-    return f"{rounded:,.{max(0, count - 1 - magnitude)}f}"
+    magnitude = int(f"{value:e}".partition("e")[2]) if value else 0
+    decimals = max(0, count - 1 - magnitude)
+    if decimals and abs(round(value, decimals)) >= 10.0 ** (magnitude + 1):
+        decimals -= 1  # rounding made it one digit longer
+    return f"{value:,.{decimals}f}"
 
 
 def plain(text: str, limit: int) -> str:
@@ -67,7 +71,8 @@ def plain(text: str, limit: int) -> str:
     Unprintable covers escape sequences, newlines and marks that turn the writing direction.
     Rich markup is not touched: put the result in a ``rich.text.Text``, or escape it.
     """
-    kept = "".join(c if c.isprintable() else " " for c in text[: 4 * limit + 100])
+    text = _ESCAPES.sub("", text[: 8 * limit + 100])
+    kept = "".join(c if c.isprintable() else " " for c in text)
     line = " ".join(kept.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + ELLIPSIS
 

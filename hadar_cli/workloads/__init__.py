@@ -16,7 +16,7 @@ class Workload:
     """One of the paper's five training jobs (its table of workloads), in two presets.
 
     ``train_samples`` is None where only the user's own data can tell.
-    ``epochs`` is how long the script trains when run by hand.
+    ``epochs`` is how long it trains unless a mix, or the command line, says otherwise.
     """
 
     name: str
@@ -40,7 +40,7 @@ _WORKLOADS = (
         module="hadar_cli.workloads.image_classification",
         metric="accuracy",
         higher_is_better=True,
-        model_size="high",
+        model_size="modest",
         dataset_size="S",
         batch_size={"tiny": 16, "paper": 128},
         train_samples={"tiny": 2400, "paper": 50_000},
@@ -79,7 +79,7 @@ _WORKLOADS = (
         module="hadar_cli.workloads.recommender",
         metric="mse",
         higher_is_better=False,
-        model_size="extra-high",
+        model_size="small",
         dataset_size="XL",
         batch_size={"tiny": 32, "paper": 500},
         train_samples={"tiny": 8000, "paper": 131_569},  # 138,493 users, one in 20 held out
@@ -92,7 +92,7 @@ _WORKLOADS = (
         module="hadar_cli.workloads.weather",
         metric="mse",
         higher_is_better=False,
-        model_size="small",
+        model_size="modest",
         dataset_size="M",
         batch_size={"tiny": 32, "paper": 256},
         train_samples={"tiny": 6400, "paper": None},

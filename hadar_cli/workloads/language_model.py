@@ -97,7 +97,7 @@ def build_model(preset: str, train: Windows) -> LSTMModel:
 
 
 def build_optimizer(model: nn.Module, preset: str, steps: int) -> tuple[AdamW, LambdaLR]:
-    optimizer = AdamW(model.parameters(), lr=2e-3 if preset == "tiny" else 1e-3)
+    optimizer = AdamW(model.parameters(), lr=3e-3 if preset == "tiny" else 1e-3)
     return optimizer, options.cosine(optimizer, steps)
 
 

@@ -41,12 +41,18 @@ def total_steps(args: argparse.Namespace, samples: int) -> int:
     return int(os.environ.get("HADAR_TOTAL_STEPS") or by_hand)
 
 
-def cosine(optimizer: Optimizer, steps: int, floor: float = 0.02) -> LambdaLR:
-    """Decay to ``floor`` of the base rate. A closed form, so it can be entered at any step."""
+def cosine(
+    optimizer: Optimizer, steps: int, *, warmup: float = 0.0, floor: float = 0.02
+) -> LambdaLR:
+    """Rise over the share ``warmup`` of the steps, then decay to ``floor`` of the base rate.
+
+    A closed form, so that a copy can enter it at any step of the job.
+    """
 
     def factor(step: int) -> float:
+        rise = min(1.0, (step + 1) / max(1.0, warmup * steps))
         done = min(1.0, step / max(1, steps))
-        return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+        return rise * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2)
 
     return LambdaLR(optimizer, factor)
 

@@ -121,7 +121,7 @@ def build_model(preset: str, train: Pairs) -> Translator:
 
 def build_optimizer(model: nn.Module, preset: str, steps: int) -> tuple[AdamW, LambdaLR]:
     optimizer = AdamW(model.parameters(), lr=7e-4 if preset == "tiny" else 3e-4)
-    return optimizer, options.cosine(optimizer, steps)
+    return optimizer, options.cosine(optimizer, steps, warmup=0.05)
 
 
 def batch_loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:

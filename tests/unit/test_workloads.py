@@ -189,17 +189,29 @@ def test_by_hand_the_loop_runs_its_epochs_and_prints_the_quality(
     assert 0 < float(value) < 2
 
 
-def test_the_schedule_falls_to_its_floor_and_stays() -> None:
+def rates_of_the_schedule(warmup: float) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = options.cosine(optimizer, steps=10, floor=0.1)
+    scheduler = options.cosine(optimizer, steps=100, warmup=warmup, floor=0.1)
     rates = []
-    for _ in range(12):
+    for _ in range(120):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
+    return rates
+
+
+def test_the_schedule_falls_to_its_floor_and_stays() -> None:
+    rates = rates_of_the_schedule(warmup=0.0)
     assert rates[0] == 1.0
     assert rates == sorted(rates, reverse=True)
-    assert rates[10] == rates[11] == pytest.approx(0.1)
+    assert rates[100] == rates[119] == pytest.approx(0.1)
+
+
+def test_the_schedule_rises_first_when_asked_to() -> None:
+    plain, warmed = rates_of_the_schedule(warmup=0.0), rates_of_the_schedule(warmup=0.1)
+    assert warmed[0] == pytest.approx(0.1)
+    assert warmed[:10] == sorted(warmed[:10])
+    assert warmed[10:] == plain[10:]
 
 
 def test_the_schedule_is_as_long_as_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,7 @@ def create(choice: PolicyChoice, file: str | None = None) -> Policy:
         raise InputError(
             f"there is no policy {choice.name!r}" + (f"; did you mean {hint!r}?" if hint else ""),
             file=file,
+            line=choice.line,
             field="policy",
             fix=f"use one of: {', '.join(sorted(_POLICIES))}",
         )
@@ -88,13 +89,17 @@ def create(choice: PolicyChoice, file: str | None = None) -> Policy:
                 f"policy {choice.name!r} has no field {field!r}"
                 + (f"; did you mean {hint!r}?" if hint else ""),
                 file=file,
+                line=choice.line,
                 field=f"policy.{field}",
                 fix=f"its fields are: {', '.join(known) or 'none'}",
             )
         default = known[field].default
         if not isinstance(value, (type(default), int) if type(default) is float else type(default)):
             raise InputError(
-                f"{value!r} is not a {type(default).__name__}", file=file, field=f"policy.{field}"
+                f"{value!r} is not a {type(default).__name__}",
+                file=file,
+                line=choice.line,
+                field=f"policy.{field}",
             )
     made: Policy = policy(**choice.fields)
     return made

@@ -1,0 +1,334 @@
+"""All that the head does with one node, in order, on a thread of its own.
+
+A connection that breaks is mended while the node's copies may still live; the agent then tells
+again what became of them. Only a node that stays away is reported gone, and back when it returns.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from hadar_cli.adapters.agent_link import AgentLink, OnEnd, OnEvent
+from hadar_cli.adapters.orders import order_request, read_result
+from hadar_cli.adapters.wire import AgentError, LinkLostError, Message, SupersededError
+from hadar_cli.app.ports import (
+    CopyOrder,
+    Failed,
+    HandedIn,
+    NodeBack,
+    NodeGone,
+    Progressed,
+    Report,
+)
+from hadar_cli.core.model import Launch, Node
+from hadar_cli.errors import HadarError, RefusedError, StorageError
+
+LEASE_S = 20.0
+_SILENCE_S = 12.0  # of an agent that is asked every few seconds: the link is dead
+_PAUSES_S = (0.1, 0.3, 1.0, 2.0, 3.0)  # between attempts to mend; the last one repeats
+_RETURN_EVERY_S = 10.0  # a node that is gone is looked for
+_LATE_S = 150.0  # past its deadline: longer than the supervisor waits before it ends the copy
+_TRIES = 3  # to send an order or fetch a result, before the copy is given up
+
+Tell: TypeAlias = Callable[["Report | HadarError"], None]
+
+
+class Connection(Protocol):
+    """How to reach one node. All but ``abort`` are called on the node's thread only."""
+
+    node: Node
+    directory: str
+
+    def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
+        """Connects, anew if it was connected before, and starts the agent."""
+        ...
+
+    def place(self, launch: Launch) -> Launch:
+        """Puts a job's code on the node and says where it is there."""
+        ...
+
+    def push(self, digest: str) -> str:
+        """Where on the node the checkpoint is; sent unless it is there already."""
+        ...
+
+    def pull(self, path: str, size: int) -> str:
+        """Takes the node's file, of about that size, into the store and returns its hash."""
+        ...
+
+    def abort(self) -> None:
+        """Cuts the connection at once, from whatever thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Attempt:
+    order: CopyOrder
+    late_at: float
+    sent: bool = False
+    warm: bool = False
+    tries: int = 0
+
+
+class NodeHand:
+    """One node's copies. ``tell`` takes reports, and errors that no node is to blame for."""
+
+    def __init__(self, connection: Connection, epoch: int, tell: Tell) -> None:
+        self._connection, self._epoch, self._tell = connection, epoch, tell
+        self.devices = connection.node.devices
+        self._device = {d.name: d for d in self.devices}
+        self._attempts: dict[str, _Attempt] = {}
+        self._workers: dict[str, tuple[int, str]] = {}  # device -> job, worker
+        self._hired = 0
+        self._link: AgentLink | None = None
+        self._begun = self._gone = False
+        self._closing = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=connection.node.name)
+
+    def begin(self, orders: Sequence[CopyOrder]) -> None:
+        """Connects, and takes over copies that an earlier head started with these orders."""
+        self._begun = True
+        for order in orders:
+            self._hold(order).sent = True
+        self._do(self._begin)
+
+    def start(self, order: CopyOrder) -> None:
+        if not self._begun:
+            self.begin(())
+        self._hold(order)
+        if self._gone:
+            self._fail(order.attempt, "its node is gone", node_fault=True)
+        else:
+            self._do(self._send_order, order.attempt)
+
+    def _hold(self, order: CopyOrder) -> _Attempt:
+        held = _Attempt(order, time.monotonic() + order.seconds + _LATE_S)
+        self._attempts[order.attempt] = held
+        return held
+
+    def report_late_copies(self) -> None:
+        now = time.monotonic()
+        for attempt, held in list(self._attempts.items()):
+            if now > held.late_at:
+                self._fail(attempt, "nothing was heard of it past its deadline")
+
+    def renew_lease(self) -> None:
+        """Never waits for the node: all nodes' leases are renewed on one thread."""
+        link = self._link
+        if not link:
+            return
+        if link.silent_s > _SILENCE_S:
+            self._connection.abort()
+            return
+        try:
+            link.tell("renew")
+        except LinkLostError:
+            self._connection.abort()
+
+    def recall(self) -> None:
+        """Asks every copy under way to hand in now; its result arrives like any other."""
+        for held in list(self._attempts.values()):
+            self._do(self._release, held.order.device)
+
+    def stop(self, grace_s: float) -> None:
+        if not self._closing.is_set():
+            self._closing.set()
+            self._do(self._stop, grace_s)
+            self._thread.shutdown(wait=True)
+
+    # -- on the node's thread: the connection ------------------------------------------------
+
+    def _do(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Queues an action; whatever goes wrong there costs this node only."""
+
+        def guarded() -> None:
+            try:
+                action(*arguments)
+            except StorageError as error:
+                self._tell(error)  # the head's own disk
+            except (HadarError, OSError) as error:
+                self._mend(error)
+
+        if not self._closing.is_set() or action == self._stop:
+            self._thread.submit(guarded)
+
+    def _begin(self) -> None:
+        try:
+            self._open()
+        except (HadarError, OSError) as error:
+            self._give_up(error)
+
+    def _open(self) -> None:
+        """Starts an agent and agrees with it on the copies under way."""
+        link = self._connection.open_agent(self._on_event, self._on_end)
+        answer = link.ask(
+            "open",
+            directory=self._connection.directory,
+            epoch=self._epoch,
+            lease_s=LEASE_S,
+            env=dict(self._connection.node.env),
+            attempts=list(self._attempts),
+            workers=[worker for _, worker in self._workers.values()],
+        )
+        self._link = link
+        for attempt, held in list(self._attempts.items()):
+            if known := answer["attempts"].get(attempt):
+                held.sent, held.warm = True, bool(known["warm"])
+                self._workers[held.order.device] = (held.order.job.id, str(known["worker"]))
+            elif held.sent:
+                self._fail(attempt, "its node knows nothing of it", node_fault=True)
+            else:
+                self._do(self._send_order, attempt)
+
+    def _mend(self, error: Exception) -> None:
+        """Reconnects while the copies may still live; gives the node up when they cannot."""
+        self._link = None
+        give_up_at = time.monotonic() + LEASE_S
+        pauses = iter(_PAUSES_S)
+        pause = 0.0
+        while not self._closing.wait(pause):
+            if time.monotonic() > give_up_at or isinstance(error, RefusedError | SupersededError):
+                self._give_up(error)
+                return
+            pause = next(pauses, _PAUSES_S[-1])
+            self._connection.close()
+            try:
+                self._open()
+                return
+            except (HadarError, OSError) as again:
+                error = again
+
+    def _give_up(self, error: Exception) -> None:
+        self._link, self._gone = None, True
+        self._workers.clear()
+        for attempt in list(self._attempts):
+            self._fail(attempt, f"its node is gone: {error}", node_fault=True)
+        refused = isinstance(error, RefusedError)
+        self._tell(NodeGone(tuple(self._device), _in_words(error), refused))
+        self._connection.close()
+        if not isinstance(error, RefusedError | SupersededError):
+            self._do(self._look_for_it)
+
+    def _look_for_it(self) -> None:
+        """A node that is gone may come back; its devices are used again then."""
+        while not self._closing.wait(_RETURN_EVERY_S):
+            try:
+                self._open()
+            except (HadarError, OSError):
+                self._connection.close()
+                continue
+            self._gone = False
+            self._tell(NodeBack(tuple(self._device)))
+            return
+
+    def _end_link(self, link: AgentLink) -> None:
+        if link is self._link:
+            raise LinkLostError(link.why_ended or "its agent ended")
+
+    def _stop(self, grace_s: float) -> None:
+        link, self._link = self._link, None
+        try:
+            if link:
+                link.ask("stop", timeout_s=grace_s + 15.0, grace_s=grace_s)
+                link.close()
+        except HadarError:
+            pass  # it cannot be reached: its copies end when the lease runs out
+        finally:
+            self._connection.close()
+
+    # -- on the node's thread: copies --------------------------------------------------------
+
+    def _send_order(self, attempt: str) -> None:
+        held = self._attempts.get(attempt)
+        if not held or held.sent or not self._link:
+            return
+        if not self._may_try(attempt, held):
+            return
+        order, device = held.order, self._device[held.order.device]
+        try:
+            launch = self._connection.place(order.job.launch)
+            weights = self._connection.push(order.weights) if order.weights else ""
+            request = order_request(order, self._connection.node, device, launch, weights)
+            answer = self._link.ask("order", worker=self._worker_for(order), **request)
+        except SupersededError:
+            raise
+        except AgentError as error:
+            self._fail(attempt, str(error), node_fault=True)
+            return
+        held.sent, held.warm, held.tries = True, bool(answer["warm"]), 0
+
+    def _may_try(self, attempt: str, held: _Attempt) -> bool:
+        held.tries += 1
+        if held.tries > _TRIES:
+            self._fail(attempt, "its node's connection kept breaking", node_fault=True)
+        return held.tries <= _TRIES
+
+    def _worker_for(self, order: CopyOrder) -> str:
+        """The worker that already holds this job on the device, or a new one in its place."""
+        job, worker = self._workers.get(order.device, (None, ""))
+        if job == order.job.id:
+            return worker
+        self._release(order.device)
+        self._hired += 1
+        worker = f"{self._device[order.device].index}-{order.job.id}-{self._hired}-e{self._epoch}"
+        self._workers[order.device] = (order.job.id, worker)
+        return worker
+
+    def _release(self, device: str) -> None:
+        if self._link and device in self._workers:
+            self._link.tell("release", worker=self._workers.pop(device)[1])
+
+    def _collect(self, attempt: str, message: Message) -> None:
+        held = self._attempts.get(attempt)
+        if not held or not self._link or not self._may_try(attempt, held):
+            return
+        try:
+            result = read_result(message["result"], held.order)
+            path, size = message.get("weights"), int(message.get("bytes", 0))
+            weights = self._connection.pull(str(path), size) if path and result.steps else None
+        except (ValueError, AgentError) as error:
+            self._fail(attempt, f"its result cannot be taken: {error}")
+            return
+        stays = message["result"].get("waiting") is True
+        if not stays:
+            self._workers.pop(held.order.device, None)
+        self._link.tell("forget", attempt=attempt)
+        if self._attempts.pop(attempt, None):
+            self._tell(HandedIn(attempt, result, weights, held.warm, stays))
+
+    # -- on the link's thread ----------------------------------------------------------------
+
+    def _on_event(self, message: Message) -> None:
+        attempt = str(message.get("attempt"))
+        held = self._attempts.get(attempt)
+        if not held:
+            return  # late or repeated
+        match message["event"]:
+            case "progress":
+                steps, seconds = int(message["steps"]), float(message["seconds"])
+                self._tell(Progressed(attempt, steps, seconds, message.get("loss")))
+            case "finished":
+                self._do(self._collect, attempt, message)
+            case "exited":
+                self._workers.pop(held.order.device, None)  # the device's next copy starts anew
+                code, why = message.get("code"), message.get("why")
+                reason = f"it exited with code {code}" if why == "exited" else f"{why}"
+                self._fail(attempt, reason, str(message.get("log", "")))
+
+    def _on_end(self, link: AgentLink) -> None:
+        self._do(self._end_link, link)
+
+    def _fail(self, attempt: str, why: str, log: str = "", node_fault: bool = False) -> None:
+        if self._attempts.pop(attempt, None):
+            self._tell(Failed(attempt, why, log, node_fault))
+
+
+def _in_words(error: Exception) -> str:
+    fix = getattr(error, "fix", None)
+    return f"{error}; {fix}" if fix else str(error)

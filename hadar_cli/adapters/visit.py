@@ -1,0 +1,194 @@
+"""A short visit to a node, outside any run: to look around, to tidy up, to read logs."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from hadar_cli.adapters.wire import LinkLostError, Message, ProcessStream, Wire
+from hadar_cli.core.model import Node
+from hadar_cli.errors import HadarError, RunLockedError
+from hadar_cli.node import reception
+
+DEADLINE_S = 15.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """What runs have left on a node; the package that was sent there counts as well."""
+
+    bytes: int
+    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tidied:
+    before: Leftovers
+    after: Leftovers
+
+
+class Visit:
+    """At one node, which answers one question after the other."""
+
+    def __init__(self, node: Node, wire: Wire, runs: Path) -> None:
+        self.node, self._wire = node, wire
+        self._place = _place(node, runs)
+
+    def ask(self, do: str, **fields: Any) -> Message:
+        """Sends a request that may say where the node keeps its runs, and returns the answer."""
+        self._wire.send({"do": do, **self._place, **fields})
+        return self._wire.answer()
+
+    def leftovers(self) -> Leftovers:
+        return msgspec.convert(self.ask("leftovers"), Leftovers)
+
+    def tidy(self, action: str, run: str | None) -> Tidied:
+        """Stops (``stop``) or removes (``remove``) what the run, or all runs, left there."""
+        answer = self.ask(action, run=run)
+        if driven := answer.get("driven"):
+            raise RunLockedError(
+                f"a hadar somewhere is at work there, on run {driven[0]}",
+                "wait for it to end, or cancel it on its own computer",
+            )
+        return msgspec.convert(answer, Tidied)
+
+    def echo_s(self) -> float:
+        began = time.perf_counter()
+        self.ask("echo")
+        return time.perf_counter() - began
+
+    def send_s(self, count: int) -> float:
+        """How long ``count`` bytes take to the node."""
+        began = time.perf_counter()
+        self._wire.send({"do": "take", "bytes": count})
+        self._wire.send_bytes(bytes(count))
+        self._wire.answer()
+        return time.perf_counter() - began
+
+    def fetch_s(self, count: int) -> float:
+        """How long ``count`` bytes take from the node."""
+        began = time.perf_counter()
+        self._wire.send({"do": "give", "bytes": count})
+        self._wire.answer()
+        for _ in self._wire.receive_bytes(count):
+            pass
+        return time.perf_counter() - began
+
+
+def _place(node: Node, runs: Path) -> Message:
+    """Where the node keeps its runs, as ``node.leftovers.Place`` reads it."""
+    if node.is_local:
+        base = str(runs.resolve())
+        return {"workdir": base, "base": base, "tail": f"nodes/{node.name}", "code": None}
+    workdir = node.workdir or "~/.hadar"
+    return {
+        "workdir": workdir,
+        "base": f"{workdir}/runs",
+        "tail": node.name,
+        "code": f"{workdir}/code",
+    }
+
+
+@contextmanager
+def visiting(node: Node, runs: Path, patience_s: float = DEADLINE_S) -> Iterator[Visit]:
+    """Goes to the node; raises a HadarError with its fix where that fails."""
+    with _local(node, patience_s) if node.is_local else _over_ssh(node) as wire:
+        yield Visit(node, wire, runs)
+
+
+@contextmanager
+def _local(node: Node, patience_s: float) -> Iterator[Wire]:
+    python = str(Path(node.python).expanduser()) if node.python else sys.executable
+    try:
+        process = subprocess.Popen(
+            [python, "-I", str(Path(reception.__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise HadarError(
+            f"{python}: {error.strerror}", "name a Python that is there: python = ..."
+        ) from error
+    wire = Wire(ProcessStream(process, patience_s))
+    try:
+        yield wire
+    finally:
+        wire.close()
+
+
+@contextmanager
+def _over_ssh(node: Node) -> Iterator[Wire]:
+    # Here, not above: commands that stay on this computer need not wait for paramiko.
+    from hadar_cli.adapters.ssh import become, command_of
+    from hadar_cli.adapters.ssh_config import endpoint_of
+    from hadar_cli.adapters.ssh_transport import SshTransport
+
+    transport = SshTransport.logged_in(endpoint_of(node))
+    try:
+        stream = transport.run(command_of(node))
+        try:
+            wire = become(stream, node, "reception")
+        except LinkLostError as error:
+            said = stream.complaint() or error
+            raise HadarError(
+                f"{node.python or 'python3'} does not start there: {said}",
+                "name one that does, and that has torch and safetensors: python = ...",
+            ) from error
+        yield wire
+    finally:
+        transport.close()
+
+
+def on_all(
+    nodes: Sequence[Node], call: Callable[[Node], T], deadline_s: float
+) -> Iterator[tuple[Node, T | Exception]]:
+    """Calls for each node at once and gives its result or error, in the order they arrive.
+
+    A node that hangs holds up nobody: past the deadline its result is a TimeoutError that tells
+    how long it was waited for, and its thread, a daemon, is left to itself.
+    """
+    results: queue.Queue[tuple[Node, T | Exception]] = queue.Queue()
+
+    def run(node: Node) -> None:
+        try:
+            results.put((node, call(node)))
+        except Exception as error:  # whatever happens there costs this node only
+            results.put((node, error))
+
+    left = {node.name: node for node in nodes}
+    deadline = time.monotonic() + deadline_s
+    for node in nodes:
+        threading.Thread(target=run, args=(node,), daemon=True).start()
+    while left:
+        try:
+            node, result = results.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        del left[node.name]
+        yield node, result
+    for node in left.values():
+        yield node, TimeoutError(f"{deadline_s:g} s")
+
+
+def tidy(
+    nodes: Sequence[Node], runs: Path, action: str, run: str | None, deadline_s: float
+) -> Iterator[tuple[Node, Tidied | Exception]]:
+    """``Visit.tidy`` on all nodes at once."""
+
+    def call(node: Node) -> Tidied:
+        with visiting(node, runs, deadline_s) as visit:
+            return visit.tidy(action, run)
+
+    return on_all(nodes, call, deadline_s)

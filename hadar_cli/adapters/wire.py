@@ -1,0 +1,151 @@
+"""What the head and a node say to each other: marked JSON lines, and counted bytes between them.
+
+How the stream came about (a local process, an SSH channel, an ssh process) is others' business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeAlias
+
+from hadar_cli.errors import HadarError
+from hadar_cli.node.bootstrap import MARK
+
+Message: TypeAlias = dict[str, Any]
+_MARK = MARK.encode()
+_LONGEST_LINE = 1 << 20
+_CHUNK = 1 << 18
+_WRITE_S = 10.0
+
+
+class LinkLostError(HadarError):
+    """The connection broke or nothing was heard in time: trying again may help."""
+
+
+class AgentError(HadarError):
+    """The node understood and said no."""
+
+
+class SupersededError(AgentError):
+    """Another head has taken over the run."""
+
+
+class Stream(Protocol):
+    """Two-way bytes. Raises LinkLostError where they stall or break."""
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, at most ``size``; none at the end."""
+        ...
+
+    def write(self, content: bytes | memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Wire:
+    """Messages and bytes over a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._pending = bytearray()
+
+    def send(self, message: Message) -> None:
+        self._stream.write(json.dumps(message).encode() + b"\n")
+
+    def send_bytes(self, content: bytes | memoryview) -> None:
+        self._stream.write(content)
+
+    def receive(self) -> Message:
+        """The next marked line; everything else, such as a login's greeting, is passed over."""
+        while True:
+            line = self._readline()
+            if line.startswith(_MARK):
+                message: Message = json.loads(line[len(_MARK) :])
+                return message
+
+    def answer(self) -> Message:
+        """The next message, raised if it is an error."""
+        message = self.receive()
+        if "error" in message:
+            kind = SupersededError if message.get("superseded") else AgentError
+            raise kind(str(message["error"]))
+        return message
+
+    def receive_bytes(self, count: int) -> Iterator[bytes]:
+        """Exactly ``count`` bytes, in pieces as they arrive."""
+        while count:
+            if self._pending:
+                chunk = bytes(self._pending[:count])
+                del self._pending[:count]
+            else:
+                chunk = self._read(min(count, _CHUNK))
+            count -= len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _readline(self) -> bytes:
+        searched = 0
+        while (end := self._pending.find(b"\n", searched)) < 0:
+            searched = len(self._pending)
+            if searched > _LONGEST_LINE:
+                raise LinkLostError("the node sends lines without end")
+            self._pending += self._read(_CHUNK)
+        line = bytes(self._pending[:end])
+        del self._pending[: end + 1]
+        return line
+
+    def _read(self, size: int) -> bytes:
+        chunk = self._stream.read(size)
+        if not chunk:
+            raise LinkLostError("the connection ended")
+        return chunk
+
+
+class ProcessStream:
+    """A child process's stdin and stdout. ``patience_s`` bounds each wait for its output."""
+
+    def __init__(self, process: subprocess.Popen[bytes], patience_s: float | None) -> None:
+        assert process.stdin and process.stdout
+        self._process, self._patience_s = process, patience_s
+        self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(self._in, False)
+
+    def read(self, size: int) -> bytes:
+        try:
+            if not _is_ready(self._out, select.POLLIN, self._patience_s):
+                raise LinkLostError(f"nothing was heard for {self._patience_s:.0f} s")
+            return os.read(self._out, size)
+        except (OSError, ValueError) as error:
+            raise LinkLostError(f"the connection broke: {error}") from error
+
+    def write(self, content: bytes | memoryview) -> None:
+        left = memoryview(content)
+        try:
+            while left:
+                if not _is_ready(self._in, select.POLLOUT, self._patience_s or _WRITE_S):
+                    raise LinkLostError("the node takes nothing any more")
+                left = left[os.write(self._in, left) :]
+        except (OSError, ValueError) as error:
+            raise LinkLostError(f"the connection broke: {error}") from error
+
+    def close(self) -> None:
+        """Closes its input, which ends it; kills it where that does not help."""
+        if self._process.stdin and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _is_ready(descriptor: int, event: int, patience_s: float | None) -> bool:
+    poll = select.poll()  # select() itself cannot take descriptors beyond 1023
+    poll.register(descriptor, event)
+    return bool(poll.poll(None if patience_s is None else patience_s * 1000))

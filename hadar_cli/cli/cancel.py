@@ -1,0 +1,87 @@
+"""``hadar cancel [RUN]``: stops a run in good order, whoever drives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hadar_cli.cli.options import DEFAULT_RUNS, RunsDir, stderr
+from hadar_cli.errors import InputError, UnfinishedError
+
+if TYPE_CHECKING:
+    from hadar_cli.adapters.store import RunStore
+
+_WIND_UP_S = 120.0  # copies hand in, weights are pulled and merged
+_DEADLINE_S = 30.0
+
+
+def cancel(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's name or directory; the newest by default."),
+    ] = None,
+    runs_dir: RunsDir = DEFAULT_RUNS,
+) -> None:
+    """Stop a run; what was merged is kept, and `hadar resume` goes on with it."""
+    from hadar_cli.adapters.store import find_run
+    from hadar_cli.cli.resume import is_finished
+
+    store = find_run(runs_dir, run)
+    name = store.directory.name
+    pid = store.holder()
+    if pid:
+        _wind_up(store, pid)
+    elif is_finished(store):
+        stderr().print(f"run {name} is finished: there is nothing to cancel")
+        return
+    else:
+        stderr().print(f"no hadar on this computer drives run {name}; ending what it left behind")
+        _end_leftovers(store)
+    stderr().print(f"stopped; continue with: hadar resume {name}")
+
+
+def _wind_up(store: RunStore, pid: int) -> None:
+    """Asks the head to merge what its copies have done and to leave, and waits until it has."""
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except PermissionError:
+        raise InputError(
+            f"run {store.directory.name} is driven by process {pid}, which is not yours",
+            fix="ask its owner",
+        ) from None
+    except ProcessLookupError:
+        return
+    stderr().print(f"asked process {pid} to wind up")
+    deadline = time.monotonic() + _WIND_UP_S
+    while store.holder() == pid:
+        if time.monotonic() > deadline:
+            raise UnfinishedError(
+                f"process {pid} has not left within {_WIND_UP_S:.0f} s",
+                fix=f"cancel it again to stop it at once: hadar cancel {store.directory.name}",
+            )
+        time.sleep(0.1)
+
+
+def _end_leftovers(store: RunStore) -> None:
+    from hadar_cli.adapters.visit import tidy
+    from hadar_cli.cli.clean import complain
+
+    name = store.directory.name
+    nodes = [node for node in store.facts.nodes if node.enabled]
+    failed = False
+    for node, result in tidy(nodes, store.directory.parent, "stop", name, _DEADLINE_S):
+        if isinstance(result, Exception):
+            failed = complain(node, result)
+        elif result.before.processes:
+            left = result.after.processes
+            stderr().print(f"{node.name}: {result.before.processes} processes, {left} left")
+            failed |= left > 0
+    if failed:
+        raise UnfinishedError(
+            "not every machine could be tidied",
+            fix="copies end by themselves once nobody renews their lease, within half a minute",
+        )

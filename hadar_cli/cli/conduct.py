@@ -1,0 +1,50 @@
+"""Drives a run in front of the user: the view, Ctrl-C, the summary. For ``run`` and ``resume``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hadar_cli.adapters.head import devices_of, drive
+from hadar_cli.adapters.store import RunStore
+from hadar_cli.cli.options import DEFAULT_RUNS, stderr, stdout
+from hadar_cli.errors import UnfinishedError
+from hadar_cli.report.lines import Lines
+
+if TYPE_CHECKING:
+    from hadar_cli.report.live import LiveView
+
+
+def conduct(store: RunStore, as_json: bool, no_live: bool) -> None:
+    """Trains to the end and prints the summary; leaves early only with a way to go on."""
+    way_on = f"continue with: hadar resume {store.directory.name}"
+    if store.directory.parent != DEFAULT_RUNS:
+        way_on += f" --runs-dir {store.directory.parent}"
+    try:
+        with _view(store, live=sys.stdout.isatty() and not as_json and not no_live) as view:
+            drive(store, view.watch, view.interrupted)
+    except KeyboardInterrupt:
+        stderr().print(f"saved; {way_on}")
+        sys.exit(130)
+    except UnfinishedError as error:
+        told = "\n".join(filter(None, (str(error), error.fix)))
+        raise UnfinishedError(told, fix=f"mend the cause, then {way_on}") from error
+    _summarise(store, as_json)
+
+
+def _view(store: RunStore, live: bool) -> LiveView | Lines:
+    facts = store.facts
+    devices = devices_of(facts.nodes)
+    if not live:
+        return Lines([device.name for device in devices], sys.stderr)
+    from hadar_cli.report.live import LiveView
+
+    return LiveView(facts.id, facts.mix, devices, stdout())
+
+
+def _summarise(store: RunStore, as_json: bool) -> None:
+    from hadar_cli.cli.report import report
+
+    report(store.directory.name, store.directory.parent, as_json)
+    if not as_json:
+        stdout().print(f" Trained models: {store.directory / 'models'}/")

@@ -1,0 +1,168 @@
+"""``hadar logs JOB``: what a job's copies printed, read from the machines they ran on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hadar_cli.cli.options import DEFAULT_RUNS, RunsDir, flag, stderr, stdout
+from hadar_cli.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from hadar_cli.adapters.store import RunFacts, RunStore
+    from hadar_cli.adapters.visit import Visit
+    from hadar_cli.core.model import Job, Node
+
+_LIMIT_BYTES = 16_000  # of one worker's log at a time
+_LOOK_EVERY_S = 1.0
+_DEADLINE_S = 15.0
+
+
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name in the mix.")],
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Of this run; the newest by default.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(metavar="NODE", help="Only what ran on this machine.")
+    ] = None,
+    tail: Annotated[int, typer.Option(metavar="K", min=1, help="Lines of each copy.")] = 20,
+    follow: Annotated[bool, flag("-f", "Go on with what is printed from now on.")] = False,
+    runs_dir: RunsDir = DEFAULT_RUNS,
+) -> None:
+    """Show what a job's copies printed on their machines."""
+    from hadar_cli.adapters.store import find_run
+
+    store = find_run(runs_dir, run)
+    facts = store.facts
+    wanted, nodes = _find_job(facts, job), _find_nodes(facts, node)
+    printer = _Printer(tail)
+    if follow:
+        _follow(store, wanted, nodes, printer)
+        return
+    from hadar_cli.adapters.visit import on_all, visiting
+
+    def read(one: Node) -> list[tuple[str, str]]:
+        with visiting(one, store.directory.parent, _DEADLINE_S) as visit:
+            return _Reader(visit, store.directory.name, wanted.id).read()
+
+    for one, found in on_all(nodes, read, _DEADLINE_S):
+        if isinstance(found, Exception):
+            stderr().print(f"{one.name}: {found}")
+            continue
+        for worker, text in found:
+            printer.show(one.name, worker, text)
+    if not printer.shown:
+        stderr().print(f"no copy of {job} has left a log; hadar report tells what became of it")
+
+
+class _Reader:
+    """Reads on where it stopped, worker by worker."""
+
+    def __init__(self, visit: Visit, run: str, job: int) -> None:
+        self._visit, self._run, self._job = visit, run, job
+        self._offsets: dict[str, int] = {}
+
+    def read(self) -> list[tuple[str, str]]:
+        """Each worker's name and what it printed since the last time."""
+        answer = self._visit.ask(
+            "logs", run=self._run, job=self._job, offsets=self._offsets, limit=_LIMIT_BYTES
+        )
+        found = []
+        for log in answer["logs"]:
+            worker = str(log["worker"])
+            self._offsets[worker] = int(log["offset"])
+            if log["text"]:
+                found.append((worker.rpartition("/")[2], str(log["text"])))
+        return found
+
+
+class _Printer:
+    """Prints logs under headings; the first time only their last lines."""
+
+    def __init__(self, tail: int) -> None:
+        self._tail, self._last = tail, ""
+        self.shown: set[str] = set()
+
+    def show(self, node: str, worker: str, text: str) -> None:
+        heading = f"── {node} · {worker} "
+        lines = list(_lines(text))
+        if heading not in self.shown:
+            lines = lines[-self._tail :]
+        self.shown.add(heading)
+        console = stdout()
+        if heading != self._last:
+            console.print(heading, style="bold")
+        self._last = heading
+        for line in lines:
+            console.print(line, soft_wrap=True)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines without what a terminal obeys; of a bar that redraws itself, its last state."""
+    from hadar_cli.report.format import plain
+
+    for line in text.rstrip("\n").split("\n"):
+        line = line.rstrip("\r").rpartition("\r")[2].expandtabs()
+        indent = " " * min(40, len(line) - len(line.lstrip(" ")))
+        yield indent + plain(line, 2000)
+
+
+def _follow(store: RunStore, job: Job, nodes: Sequence[Node], printer: _Printer) -> None:
+    """Prints as it comes, until Ctrl-C or until nobody drives the run any more."""
+    import queue
+    import threading
+
+    said: queue.Queue[tuple[str, str, str]] = queue.Queue()
+
+    def read(node: Node, runs: Path) -> None:
+        from hadar_cli.adapters.visit import visiting
+        from hadar_cli.errors import HadarError
+
+        try:
+            with visiting(node, runs, _DEADLINE_S) as visit:
+                reader = _Reader(visit, store.directory.name, job.id)
+                while True:
+                    for worker, text in reader.read():
+                        said.put((node.name, worker, text))
+                    time.sleep(_LOOK_EVERY_S)
+        except HadarError as error:
+            stderr().print(f"{node.name}: {error}")
+
+    for node in nodes:
+        threading.Thread(target=read, args=(node, store.directory.parent), daemon=True).start()
+    idle_since = time.monotonic()
+    while store.holder() or time.monotonic() < idle_since + 3 * _LOOK_EVERY_S:
+        try:
+            printer.show(*said.get(timeout=_LOOK_EVERY_S))
+            idle_since = time.monotonic()
+        except queue.Empty:
+            continue
+
+
+def _find_job(facts: RunFacts, name: str) -> Job:
+    by_name = {job.name: job for job in facts.mix.jobs}
+    if name not in by_name:
+        hint = nearest(name, by_name)
+        raise InputError(
+            f"run {facts.id} has no job {name!r}",
+            fix=f"did you mean {hint!r}?" if hint else f"its jobs: {', '.join(by_name)}",
+        )
+    return by_name[name]
+
+
+def _find_nodes(facts: RunFacts, name: str | None) -> list[Node]:
+    by_name = {node.name: node for node in facts.nodes if node.enabled}
+    if name is not None and name not in by_name:
+        hint = nearest(name, by_name)
+        raise InputError(
+            f"run {facts.id} has no node {name!r}",
+            field="--node",
+            fix=f"did you mean {hint!r}?" if hint else f"its nodes: {', '.join(by_name)}",
+        )
+    return [node for node in by_name.values() if name in (None, node.name)]

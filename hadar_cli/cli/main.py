@@ -1,0 +1,126 @@
+"""The command line's entry: finds the command, and turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hadar_cli import __version__
+from hadar_cli.cli import (
+    cancel,
+    check,
+    clean,
+    init,
+    logs,
+    nodes,
+    policies,
+    profile,
+    report,
+    resume,
+    run,
+    status,
+)
+from hadar_cli.cli.options import flag
+from hadar_cli.errors import HadarError
+
+_EXAMPLES = """\
+[bold]Examples[/]
+
+hadar run mixes/quickstart.yaml     train a small batch on your machines
+hadar run mixes/m5.yaml --dry-run   show what would run where, start nothing
+hadar profile nodes --measure       measure how fast each machine trains
+hadar report                        what the newest run achieved
+hadar resume                        go on with a run that was interrupted
+"""
+
+
+class _InOrder(TyperGroup):
+    """Lists the user's three commands first, whether they are commands or groups."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        first = ["run", "profile", "report"]
+        return first + [name for name in super().list_commands(ctx) if name not in first]
+
+
+# Command modules import what they need when called: `hadar --help` must not wait for numpy.
+app = typer.Typer(
+    name="hadar",
+    cls=_InOrder,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_TRAIN, _RUNS, _MACHINES, _MORE = "Train and look", "Runs", "Machines", "More"
+app.command("run", rich_help_panel=_TRAIN)(run.run)
+app.add_typer(profile.app, name="profile", rich_help_panel=_TRAIN)
+app.command("report", rich_help_panel=_TRAIN)(report.report)
+app.command("status", rich_help_panel=_RUNS)(status.status)
+app.command("logs", rich_help_panel=_RUNS)(logs.logs)
+app.command("cancel", rich_help_panel=_RUNS)(cancel.cancel)
+app.command("resume", rich_help_panel=_RUNS)(resume.resume)
+app.command("check", rich_help_panel=_MACHINES)(check.check)
+app.add_typer(nodes.app, name="nodes", rich_help_panel=_MACHINES)
+app.command("clean", rich_help_panel=_MACHINES)(clean.clean)
+app.command("init", rich_help_panel=_MORE)(init.init)
+app.command("policies", rich_help_panel=_MORE)(policies.policies)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hadar {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=_EXAMPLES)
+def hadar(
+    version: Annotated[
+        bool, flag("--version", "Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, flag("--debug", "Show a traceback when something goes wrong.")] = False,
+) -> None:
+    """Train a batch of models on mismatched GPU machines, over plain SSH."""
+    if debug:
+        os.environ["HADAR_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Runs the command line and exits with the code that the error tree draws."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # ASCII terminals
+    try:
+        app(prog_name="hadar")
+    except HadarError as error:
+        _explain(str(error), error.fix)
+        sys.exit(error.exit_code)
+    except Exception as error:  # the last resort: no user should meet a traceback unasked
+        _explain(
+            f"unexpected {type(error).__name__}: {error}",
+            "this is a bug in hadar; --debug (hadar --debug ...) shows where",
+        )
+        sys.exit(1)
+
+
+def _explain(message: str, fix: str | None) -> None:
+    from rich.text import Text
+
+    from hadar_cli.cli.options import stderr
+    from hadar_cli.report.format import plain
+
+    if os.environ.get("HADAR_DEBUG"):
+        traceback.print_exc()
+    console = stderr()
+    for word, style, text in (("error", "bold red", message), ("fix", "bold green", fix or "")):
+        lines = [plain(line, 2000) for line in text.splitlines() if line.strip()]
+        if lines:
+            console.print(Text.assemble((f"{word}: ", style), "\n     ".join(lines)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What several commands share: their options, the files they read, the ways they print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hadar_cli.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hadar_cli.core.model import Device, Node
+
+
+def flag(name: str, about: str, **options: Any) -> Any:
+    """An option without a value, shown as such in the help."""
+    return typer.Option(name, metavar="", help=about, **options)
+
+
+NodesFile = Annotated[
+    Path, typer.Option("--nodes", "-n", metavar="FILE", help="The inventory of machines.")
+]
+RunsDir = Annotated[
+    Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs keep their state and models.")
+]
+AsJson = Annotated[bool, flag("--json", "Print JSON, and nothing else, on stdout.")]
+NoLive = Annotated[bool, flag("--no-live", "Plain lines in place of the live view.")]
+
+DEFAULT_NODES = Path("nodes.toml")
+DEFAULT_RUNS = Path("runs")
+
+_PIPE_WIDTH = 120  # of tables that no terminal limits
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False}  # what is printed is data
+
+
+def read_inventory(path: Path) -> tuple[Node, ...]:
+    """The enabled nodes of ``path``."""
+    from hadar_cli.adapters.config import read_nodes
+
+    fix = "hadar init writes a starter; -n FILE names another" if path == DEFAULT_NODES else None
+    require_file(path, fix)
+    return tuple(node for node in read_nodes(path) if node.enabled)
+
+
+def require_file(path: Path, fix: str | None = None) -> None:
+    """Refuses a file that is not there, naming the nearest one beside it."""
+    if path.exists():
+        return
+    beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
+    hint = nearest(path.name, [other.name for other in beside])
+    if hint:
+        fix = f"did you mean {path.parent / hint}?"
+    raise InputError("there is no such file", file=str(path), fix=fix or "check the path")
+
+
+def all_devices(nodes: tuple[Node, ...]) -> list[Device]:
+    return [device for node in nodes for device in node.devices]
+
+
+def are_accelerators(devices: list[Device]) -> bool:
+    """Whether every device is a real GPU: then ``preset: auto`` means the paper's models."""
+    return all(device.gpu and not device.emulated_speed for device in devices)
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=2))
+
+
+def stdout() -> Console:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, **_PLAIN)
+
+
+def stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, soft_wrap=True, **_PLAIN)

@@ -1,0 +1,41 @@
+"""``hadar policies``: who may decide what trains where."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+from hadar_cli.cli.options import AsJson, print_json, stdout
+
+
+def policies(as_json: AsJson = False) -> None:
+    """List the scheduling policies and their fields."""
+    known = _describe_all()
+    if as_json:
+        print_json(known)
+        return
+    console = stdout()
+    for policy in known:
+        console.print(policy["name"], style="bold")
+        console.print(f"    {policy['about']}")
+        for field in policy["fields"]:
+            console.print(f"    {field['name']}: {field['type']} = {field['default']}")
+    console.print("\nChoose one in the mix (policy: NAME), or with --policy NAME:field=value,...")
+
+
+def _describe_all() -> list[dict[str, Any]]:
+    from hadar_cli.core.model import PolicyChoice
+    from hadar_cli.core.policies import registry
+
+    described = []
+    for name in registry.names():
+        policy: Any = registry.create(PolicyChoice(name))
+        module = inspect.getmodule(type(policy))
+        about = (inspect.getdoc(module) or "").partition("\n")[0]
+        fields = [
+            {"name": f.name, "type": type(f.default).__name__, "default": f.default}
+            for f in dataclasses.fields(policy)
+        ]
+        described.append({"name": name, "about": about, "fields": fields})
+    return described

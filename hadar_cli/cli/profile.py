@@ -1,0 +1,192 @@
+"""``hadar profile nodes``: what the machines are, and how fast they train."""
+
+from __future__ import annotations
+
+import sys
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hadar_cli.cli.options import (
+    DEFAULT_NODES,
+    AsJson,
+    NodesFile,
+    all_devices,
+    are_accelerators,
+    flag,
+    print_json,
+    read_inventory,
+    stderr,
+    stdout,
+)
+from hadar_cli.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from hadar_cli.cli.measure import Measured
+    from hadar_cli.core.model import Device, Job, Node
+    from hadar_cli.core.throughput import RateModel
+
+app = typer.Typer(no_args_is_help=True, help="How fast the machines train.")
+
+_MANY_STEPS = 10**6  # more than any device does in the seconds that measuring takes
+_HOW = "Measured with all devices training at once, as a run loads them, after a warm-up."
+
+
+@app.callback()
+def _group() -> None:
+    """How fast the machines train: `hadar profile nodes`."""
+
+
+@app.command("nodes")
+def profile_nodes(
+    nodes: NodesFile = DEFAULT_NODES,
+    measure: Annotated[
+        bool, flag("--measure", "Train each workload for a few seconds and compare.")
+    ] = False,
+    workload: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the devices and their estimated or measured steps per second."""
+    from hadar_cli.core.throughput import RateModel
+
+    inventory = read_inventory(nodes)
+    devices = all_devices(inventory)
+    jobs = _jobs(workload or [], "paper" if are_accelerators(devices) else "tiny")
+    rates = RateModel(jobs, devices)
+    measured = _measure(inventory, jobs) if measure else []
+    if as_json:
+        print_json(_as_json(devices, jobs, rates, measured))
+        return
+    _print(devices, jobs, rates, measured)
+
+
+def _jobs(names: list[str], preset: str) -> list[Job]:
+    """One endless job for each workload asked for."""
+    from hadar_cli.core.model import Job, Launch
+    from hadar_cli.workloads import CATALOG, lookup
+
+    for name in names:
+        if name not in CATALOG and name not in {w.short for w in CATALOG.values()}:
+            hint = nearest(name, CATALOG)
+            raise InputError(
+                f"there is no workload {name!r}" + (f"; did you mean {hint!r}?" if hint else ""),
+                field="--workload",
+                fix=f"choose from: {', '.join(CATALOG)}",
+            )
+    return [
+        Job(
+            id=number,
+            name=chosen.name,
+            target_steps=_MANY_STEPS,
+            batch_size=chosen.batch_size[preset],
+            model_size=chosen.model_size,
+            dataset_size=chosen.dataset_size,
+            workload=chosen.name,
+            launch=Launch(workload=chosen.name, preset=preset),
+        )
+        for number, chosen in enumerate(map(lookup, dict.fromkeys(names or CATALOG)))
+    ]
+
+
+def _measure(nodes: tuple[Node, ...], jobs: list[Job]) -> list[Measured]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from hadar_cli.adapters.head import check_nodes
+    from hadar_cli.cli.measure import measure, measuring
+
+    check_nodes(nodes)
+    devices = [device.name for device in all_devices(nodes)]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    found: list[Measured] = []
+    with (
+        Progress(*columns, console=stderr(), transient=True, auto_refresh=False) as bar,
+        measuring(nodes, jobs) as executor,
+    ):
+        task = bar.add_task("", total=len(jobs))
+        for job in jobs:
+            bar.update(task, description=f"measuring {job.name}", refresh=True)
+            if not sys.stderr.isatty():
+                print(f"measuring {job.name}", file=sys.stderr)
+            found += measure(executor, job, devices, bar.refresh)
+            bar.advance(task)
+    return found
+
+
+def _print(
+    devices: list[Device], jobs: list[Job], rates: RateModel, measured: list[Measured]
+) -> None:
+    from hadar_cli.cli.dry_run import rate_table
+    from hadar_cli.cli.nodes import device_table
+
+    console = stdout()
+    console.print(device_table(devices))
+    preset = jobs[0].launch.preset
+    console.print(f"\nEstimated steps/s of the workloads, preset {preset}", style="bold")
+    console.print(rate_table([(job.name, job.id) for job in jobs], devices, rates))
+    if not measured:
+        console.print("\nThese are the formula's. hadar profile nodes --measure trains to see.")
+        return
+    console.print("\nMeasured steps/s, and by what factor the estimate is off", style="bold")
+    _print_measured(jobs, devices, rates, measured)
+
+
+def _print_measured(
+    jobs: list[Job], devices: list[Device], rates: RateModel, measured: list[Measured]
+) -> None:
+    from hadar_cli.cli.dry_run import plain_table
+    from hadar_cli.report.format import figures, plain
+
+    console = stdout()
+    cell = {(m.job, m.device): m for m in measured}
+    table = plain_table("JOB", *(f">{device.name}" for device in devices))
+    for job in jobs:
+        row = []
+        for device in devices:
+            found = cell[job.id, device.name]
+            factor = error_factor(rates.estimated(job.id, device.name), found.steps_per_s)
+            row.append(f"{figures(found.steps_per_s)} ×{factor:.1f}" if factor else "failed")
+        table.add_row(job.name, *row)
+    console.print(table)
+    names = {job.id: job.name for job in jobs}
+    for found in measured:
+        if found.problem:
+            console.print(f"{names[found.job]} on {found.device}: {plain(found.problem, 300)}")
+    if factors := _factors(rates, measured):
+        console.print(f"\nThe estimates are off by a factor of {median(factors):.2f} (median).")
+    console.print(_HOW)
+
+
+def error_factor(estimated: float, measured: float | None) -> float | None:
+    """How many times too high or too low the estimate is: 1 is exact."""
+    return max(measured / estimated, estimated / measured) if measured else None
+
+
+def _factors(rates: RateModel, measured: list[Measured]) -> list[float]:
+    factors = [error_factor(rates.estimated(m.job, m.device), m.steps_per_s) for m in measured]
+    return [factor for factor in factors if factor]
+
+
+def _as_json(
+    devices: list[Device], jobs: list[Job], rates: RateModel, measured: list[Measured]
+) -> dict[str, Any]:
+    from hadar_cli.cli.nodes import device_facts
+
+    found = {(m.job, m.device): m for m in measured}
+    pairs = []
+    for job in jobs:
+        for device in devices:
+            estimated = rates.estimated(job.id, device.name)
+            pair = {"workload": job.name, "device": device.name, "estimated_steps_per_s": estimated}
+            if m := found.get((job.id, device.name)):
+                pair["measured_steps_per_s"] = m.steps_per_s
+                pair["error_factor"] = error_factor(estimated, m.steps_per_s)
+                pair["problem"] = m.problem or None
+            pairs.append(pair)
+    return {
+        "preset": jobs[0].launch.preset,
+        "devices": [device_facts(device) for device in devices],
+        "rates": pairs,
+    }

@@ -1,0 +1,122 @@
+"""Gavel, as its authors' simulator behaves: an LP says which share of its time each job should
+spend on each kind, and every round goes to the jobs that are furthest behind their shares.
+
+The shares are solved again after arrivals and completions, at most every ``resolve_s`` seconds.
+In between, a job's priority on a kind is its share there over the share of that kind's time that
+it received since the solve. A gang runs on one kind. Devices of jobs that end inside a round stay
+idle until its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from hadar_cli.core.fluid import gang_optimum
+from hadar_cli.core.queue import Allocation, Decision, FloatArray, IntArray, Queue
+
+RESET=False
+@dataclass(frozen=True, slots=True)
+class GavelMemory:
+    """The last solution; its rows belong to ``ids``, ascending."""
+
+    solved_s: float
+    ids: IntArray
+    shares: FloatArray  # jobs × kinds
+    rounds_then: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Gavel:
+    """Max-min fairness: the smallest of the jobs' throughputs, each in units of what an equal
+    share of the cluster would give it, is made as large as possible."""
+
+    name: ClassVar[str] = "gavel"
+    resolve_s: float = 1920.0
+
+    def allocate(self, queue: Queue, memory: GavelMemory | None = None) -> Decision:
+        if not len(queue):
+            return Decision({}, memory)
+        memory = self._solved(queue, memory)
+        shares = _rows(memory.shares, memory, queue)
+        since = queue.rounds_on - (_rows(memory.rounds_then, memory, queue) if RESET else 0)
+        priority = shares / (since + 0.5)
+        free = [int(c) for c in queue.capacity]
+        taken: dict[int, Allocation] = {}
+        ids, gang = queue.ids.tolist(), queue.gang.tolist()
+        # Kinds one after the other, the fastest first; leftovers go to jobs without a share.
+        for r in np.argsort(-queue.rates.sum(axis=0), kind="stable").tolist():
+            order = np.lexsort((queue.ids, -shares[:, r], -priority[:, r]))
+            able = order[queue.rates[order, r] > 0]
+            for j in able.tolist():
+                if free[r] == 0:
+                    break
+                if ids[j] not in taken and gang[j] <= free[r]:
+                    taken[ids[j]] = tuple(gang[j] if s == r else 0 for s in range(len(free)))
+                    free[r] -= gang[j]
+        return Decision(taken, memory)
+
+    def refill(self, queue: Queue, memory: GavelMemory | None = None) -> dict[int, Allocation]:
+        return {}
+
+    def shares(self, queue: Queue) -> FloatArray:
+        """x_jr, the share of its time that job j should spend on kind r."""
+        equal = queue.rates @ (queue.capacity / max(1, len(queue)))
+        weight = queue.rates * queue.gang[:, None] / np.maximum(equal, 1e-300)[:, None]
+        return max_min_shares(weight, queue.gang, queue.capacity)
+
+    def _solved(self, queue: Queue, memory: GavelMemory | None) -> GavelMemory:
+        order = np.argsort(queue.ids)
+        ids = queue.ids[order]
+        if memory is not None:
+            is_due = queue.now_s - memory.solved_s >= self.resolve_s
+            if not is_due or np.array_equal(ids, memory.ids):
+                return memory
+        return GavelMemory(queue.now_s, ids, self.shares(queue)[order], queue.rounds_on[order])
+
+
+@dataclass(frozen=True, slots=True)
+class GavelMakespan(Gavel):
+    """Minimum makespan: every job gets the shares with which all end together, soonest."""
+
+    name: ClassVar[str] = "gavel-makespan"
+
+    def shares(self, queue: Queue) -> FloatArray:
+        gang = queue.gang.astype(np.float64)
+        plan = gang_optimum(queue.remaining, queue.rates, gang, queue.capacity.astype(np.float64))
+        if not 0 < plan.makespan_s < float("inf"):
+            return np.zeros_like(queue.rates)
+        return plan.seconds / plan.makespan_s
+
+
+def max_min_shares(weights: FloatArray, gang: IntArray, capacity: IntArray) -> FloatArray:
+    """argmax min_j Σ_r weights_jr·x_jr with Σ_r x_jr ≤ 1 and Σ_j W_j·x_jr ≤ c_r."""
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
+    jobs, kinds = weights.shape
+    row, column = np.nonzero(weights)
+    pair, last = np.arange(len(row)), len(row)
+    every = np.arange(jobs)
+    rows = np.concatenate([row, every, jobs + row, 2 * jobs + column])
+    columns = np.concatenate([pair, np.full(jobs, last), pair, pair])
+    values = np.concatenate([-weights[row, column], np.ones(jobs), np.ones(last), gang[row]])
+    matrix = coo_array((values, (rows, columns)), shape=(2 * jobs + kinds, last + 1)).tocsr()
+    limits = np.concatenate([np.zeros(jobs), np.ones(jobs), capacity])
+    cost = np.zeros(last + 1)
+    cost[last] = -1.0
+    answer = linprog(cost, A_ub=matrix, b_ub=limits, method="highs")
+    shares = np.zeros(weights.shape)
+    if answer.status == 0:
+        shares[row, column] = answer.x[:last].clip(0.0, 1.0)
+    return shares
+
+
+def _rows(values: FloatArray, memory: GavelMemory, queue: Queue) -> FloatArray:
+    """The memory's rows for the jobs of the queue; zero for those that came later."""
+    at = np.searchsorted(memory.ids, queue.ids).clip(max=len(memory.ids) - 1)
+    known = memory.ids[at] == queue.ids
+    found: FloatArray = np.where(known[:, None], values[at], 0.0)
+    return found

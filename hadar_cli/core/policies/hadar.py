@@ -1,0 +1,155 @@
+"""Hadar: gangs go where they cost least, at prices that the whole queue sets.
+
+``prices = "fluid"`` takes them from the fluid optimum: what a second of each kind of device is
+worth when all the work left is divided at its best. Jobs that would otherwise end late choose
+first; the others take the kind where a step costs them least, or wait, or fill what is left over.
+``prices = "paper"`` keeps Eq. 5-7 and the payoffs of Algorithm 2, with what it needs to work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from hadar_cli.core.pricing import FluidPrices, fluid_prices, paper_prices
+from hadar_cli.core.policies.market import Market
+from hadar_cli.core.queue import Allocation, BoolArray, Decision, FloatArray, IntArray, Queue
+from hadar_cli.errors import InputError, nearest
+
+CHOICES = {
+    "prices": ("fluid", "paper"),
+    "objective": ("balanced", "makespan", "jct", "fairness"),
+}
+
+FIRST, NEXT, LAST = 0, 1, 2  # tiers of the order in which jobs choose
+
+
+@dataclass(frozen=True, slots=True)
+class Hadar:
+    """``critical``, ``theta`` and ``wide`` are shares of the time that the queue still needs.
+
+    Raising them favours the mean completion time, lowering them the end of the last job.
+    """
+
+    name: ClassVar[str] = "hadar"
+    prices: str = "fluid"
+    objective: str = "balanced"
+    critical: float = 0.8  # jobs this long even on their fastest devices choose first
+    theta: float = 1.0  # then jobs this long on their cheapest, longest first
+    wide: float = 0.7  # with them all gangs of a width whose work together takes this long
+    loyalty: float = 0.85  # discount on the cost of jobs that run already
+    patience: float = 0.17  # this much dearer than the best, a job still keeps its devices
+    choosiness: float = 0.02  # this much dearer, it takes new ones rather than wait
+
+    def __post_init__(self) -> None:
+        for field, known in CHOICES.items():
+            value = getattr(self, field)
+            if value not in known:
+                hint = nearest(str(value), known)
+                raise InputError(
+                    f"there is no {field} {value!r}" + (f"; did you mean {hint!r}?" if hint else ""),
+                    field=f"policy.{field}",
+                    fix=f"use one of: {', '.join(known)}",
+                )
+
+    def allocate(self, queue: Queue, memory: FluidPrices | None = None) -> Decision:
+        if not len(queue):
+            return Decision({}, memory)
+        if self.prices == "paper":
+            return Decision(self._by_payoff(queue, queue.capacity.tolist(), {}))
+        start = memory.per_second if memory else None
+        prices = fluid_prices(queue.remaining, queue.rates, queue.capacity, start)
+        market = Market(queue, prices.per_second, queue.capacity.tolist())
+        is_critical, order = self._order(market, prices.value_s)
+        for j in order.tolist():
+            if not any(market.free):
+                break
+            if is_critical[j]:
+                market.take(j, market.fastest(j))
+            else:
+                own = market.kept(j, 1 + self.patience)
+                market.take(j, own or market.cheapest(j, 1 + self.choosiness))
+        market.backfill(order)
+        return Decision(market.taken, prices)
+
+    def refill(self, queue: Queue, memory: FluidPrices | None = None) -> dict[int, Allocation]:
+        """The second pass alone, on the devices that came free."""
+        if not len(queue):
+            return {}
+        if memory is None:
+            return self._by_payoff(queue, queue.free(), dict(queue.running))
+        market = Market(queue, memory.per_second, queue.free())
+        order = self._order(market, memory.value_s)[1]
+        market.backfill(order[~queue.is_running()[order]])
+        return market.taken
+
+    def _order(self, market: Market, fluid_s: float) -> tuple[BoolArray, IntArray]:
+        """Who is critical, and all jobs in the order in which they choose."""
+        queue = market.queue
+        runs = queue.is_running()
+        horizon = max(fluid_s, float(market.shortest_s.max()))
+        is_critical = market.shortest_s >= self.critical * horizon
+        # A margin for those that run, or jobs of equal length would swap places every round.
+        late = np.where(runs, 1.1 * market.home_s + 2 * queue.slot_s, market.home_s)
+        if self.objective == "balanced":
+            is_late = (market.home_s >= self.theta * horizon) | self._is_wide(market, horizon)
+            tier = np.where(is_critical, FIRST, np.where(is_late, NEXT, LAST))
+        elif self.objective == "makespan":
+            tier = np.where(is_critical, FIRST, NEXT)
+        else:
+            is_critical = np.zeros(len(queue), dtype=np.bool_)
+            tier = np.full(len(queue), LAST)
+        cost = market.cost * np.where(runs, self.loyalty, 1.0)
+        last = -_unfairness(market, runs) if self.objective == "fairness" else cost
+        within = np.choose(tier, [-market.shortest_s, -late, last])
+        return is_critical, np.lexsort((queue.ids, queue.arrived_s, within, tier))
+
+    def _is_wide(self, market: Market, horizon: float) -> BoolArray:
+        """Gangs of a width whose work, in blocks of whole gangs, fills most of the time left.
+
+        Twenty devices hold two gangs of eight and waste four: left to the end, wide gangs cannot
+        fill the cluster, while narrow jobs around them can at any time.
+        """
+        queue = market.queue
+        wide = np.zeros(len(queue), dtype=np.bool_)
+        for width in np.unique(queue.gang[~queue.elastic]).tolist():
+            group = (queue.gang >= width) & ~queue.elastic
+            worth = float(market.prices @ (queue.capacity // width * width))
+            if width > 1 and worth > 0:
+                wide |= group & (market.cost[group].sum() >= self.wide * horizon * worth)
+        return wide
+
+    def _by_payoff(
+        self, queue: Queue, free: list[int], seated: dict[int, Allocation]
+    ) -> dict[int, Allocation]:
+        """Algorithm 2 made greedy: the highest utility for a device first, while it pays."""
+        prices = paper_prices(queue)
+        worth = prices.t_min / (prices.age + prices.t_min) / queue.gang
+        market = Market(queue, np.ones(len(free)), free)
+        for j in np.lexsort((queue.ids, queue.arrived_s, -worth)).tolist():
+            if queue.ids[j] in seated:
+                continue
+            taken = [int(c) - f for c, f in zip(queue.capacity, market.free, strict=True)]
+            market.reprice([prices.at(r, load) for r, load in enumerate(taken)])
+            best, choice = 0.0, None
+            for option in market.options(j):
+                slots = queue.remaining[j] / market.rate(j, option) / queue.slot_s
+                payoff = prices.utility(j, float(slots)) - market.bill(option)
+                if option == queue.running.get(int(queue.ids[j])):
+                    payoff *= 1 + self.patience
+                if payoff > best:
+                    best, choice = payoff, option
+            market.take(j, choice)
+        return market.taken
+
+
+def _unfairness(market: Market, runs: BoolArray) -> FloatArray:
+    """Finish-time fairness: the time from arrival to end over that with 1/n of the cluster."""
+    queue = market.queue
+    share = queue.rates @ (queue.capacity / len(queue))
+    alone = queue.target / np.maximum(np.minimum(share, market.top_rate), 1e-300)
+    waited = queue.now_s - queue.arrived_s
+    ratio: FloatArray = (waited + market.shortest_s) / np.maximum(alone, 1e-9)
+    return np.where(runs, 1.1 * ratio, ratio)

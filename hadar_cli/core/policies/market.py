@@ -1,0 +1,140 @@
+"""One round's market: the devices still free, what they cost, and what a gang can buy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hadar_cli.core.queue import Allocation, FloatArray, IntArray, Queue, gang_rate
+
+
+class Market:
+    """Prices are of one device-second of each kind; ``take`` gives devices away.
+
+    Gangs of several kinds run at their slowest member's spread rate. Lists beside the arrays, for
+    jobs choose one after another and numpy is slow on single numbers.
+    """
+
+    def __init__(self, queue: Queue, prices: FloatArray, free: list[int]) -> None:
+        self.queue, self.prices, self.free = queue, prices, free
+        self.taken: dict[int, Allocation] = {}
+        gang = queue.gang.astype(np.float64)
+        fits = (queue.gang[:, None] <= queue.capacity) | queue.elastic[:, None]
+        rates = np.where(fits, queue.rates, 0.0)
+        # A gang that no kind can hold runs mixed, at best like this.
+        rates = np.where(rates.any(axis=1, keepdims=True), rates, queue.slow_rates)
+        rows = np.arange(len(queue))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step_price = np.where(rates > 0, prices / rates, np.inf)
+            home = step_price.argmin(axis=1)
+            best = step_price[rows, home]
+            self.ratio: FloatArray = np.where(rates > 0, step_price / best[:, None], np.inf)
+            self.cost: FloatArray = queue.remaining * best  # of all that the job has left
+            self.top_rate: FloatArray = gang * rates.max(axis=1)
+            self.shortest_s: FloatArray = queue.remaining / self.top_rate
+            self.home_s: FloatArray = queue.remaining / (gang * rates[rows, home])
+        self._best = best.tolist()
+        self._ratio = self.ratio.tolist()
+        self._rates = queue.rates.tolist()
+        self._slow = queue.slow_rates.tolist()
+        self._gang = queue.gang.tolist()
+        self._elastic = queue.elastic.tolist()
+        self._ids = queue.ids.tolist()
+        self._prices = prices.tolist()
+
+    def reprice(self, prices: Sequence[float]) -> None:
+        """For ``options`` and ``bill``; the arrays keep the prices of the start."""
+        self._prices = list(prices)
+
+    def take(self, j: int, allocation: Allocation | None) -> None:
+        if allocation is not None:
+            self.taken[self._ids[j]] = allocation
+            for r, count in enumerate(allocation):
+                self.free[r] -= count
+
+    def kept(self, j: int, limit: float) -> Allocation | None:
+        """The devices that the job has, if still free, whole, and within ``limit`` × its best."""
+        held = self.queue.running.get(self._ids[j])
+        if held is None or sum(held) < self._gang[j]:
+            return None
+        if any(n > f for n, f in zip(held, self.free, strict=True)):
+            return None
+        return held if self._step_price(j, held) <= limit * self._best[j] else None
+
+    def cheapest(self, j: int, limit: float) -> Allocation | None:
+        """The whole gang on the cheapest kind with room, if within ``limit`` × its best."""
+        kind = -1
+        for r, ratio in enumerate(self._ratio[j]):
+            if ratio <= limit and self.free[r] >= self._gang[j]:
+                limit, kind = ratio, r
+        return self._on_one(kind, self._gang[j]) if kind >= 0 else None
+
+    def fastest(self, j: int) -> Allocation | None:
+        """The highest rate to be had; of equals the job's own devices, then the cheapest."""
+        held = self.kept(j, float("inf"))
+        return max(
+            self.options(j),
+            key=lambda a: (self.rate(j, a), a == held, -self.bill(a)),
+            default=None,
+        )
+
+    def options(self, j: int) -> list[Allocation]:
+        """For each kind as the slowest member the cheapest gang, on one kind or on several."""
+        found: dict[Allocation, None] = {}
+        for r, rate in enumerate(self._rates[j]):
+            size = self._size(j, self.free[r])
+            if rate > 0 and 0 < size <= self.free[r]:
+                found[self._on_one(r, size)] = None
+            if mixed := self._at_least(j, self._slow[j][r]):
+                found[mixed] = None
+        return list(found)
+
+    def backfill(self, order: IntArray) -> None:
+        """Gives what is left to the waiting, those nearest to their best price first."""
+        waiting = np.array([j for j in order.tolist() if self._ids[j] not in self.taken], dtype=int)
+        if not len(waiting) or not any(self.free):
+            return
+        ratio = np.where(np.array(self.free) > 0, self.ratio[waiting], np.inf)
+        fits = (self.queue.gang[waiting, None] <= self.free) & np.isfinite(ratio)
+        fits &= ~self.queue.elastic[waiting, None]
+        rows, kinds = np.nonzero(fits)
+        for pair in np.argsort(ratio[rows, kinds], kind="stable").tolist():
+            j, r = int(waiting[rows[pair]]), int(kinds[pair])
+            if self.free[r] >= self._gang[j] and self._ids[j] not in self.taken:
+                self.take(j, self._on_one(r, self._gang[j]))
+        for j in waiting.tolist():
+            if not any(self.free):
+                break
+            if self._ids[j] not in self.taken and (
+                self._elastic[j] or self._gang[j] <= sum(self.free)
+            ):
+                self.take(j, self.fastest(j))
+
+    def rate(self, j: int, allocation: Allocation) -> float:
+        is_mixed = sum(1 for count in allocation if count) > 1
+        return gang_rate(allocation, self._slow[j] if is_mixed else self._rates[j])
+
+    def bill(self, allocation: Allocation) -> float:
+        """Of one second."""
+        return sum(n * p for n, p in zip(allocation, self._prices, strict=True) if n)
+
+    def _step_price(self, j: int, allocation: Allocation) -> float:
+        rate = self.rate(j, allocation)
+        return self.bill(allocation) / rate if rate > 0 else float("inf")
+
+    def _at_least(self, j: int, slowest: float) -> Allocation | None:
+        """The cheapest devices that are no slower for the job than this."""
+        kinds = [r for r, rate in enumerate(self._slow[j]) if rate >= slowest > 0 and self.free[r]]
+        size = self._size(j, sum(self.free[r] for r in kinds))
+        counts = [0] * len(self.free)
+        for r in sorted(kinds, key=lambda r: (self._prices[r], self.queue.kinds[r])):
+            counts[r] = min(self.free[r], size - sum(counts))
+        return tuple(counts) if 0 < size == sum(counts) else None
+
+    def _size(self, j: int, room: int) -> int:
+        """What the job asks for; an elastic one asks for no more than there is."""
+        return min(self._gang[j], room) if self._elastic[j] else int(self._gang[j])
+
+    def _on_one(self, kind: int, count: int) -> Allocation:
+        return tuple(count if r == kind else 0 for r in range(len(self.free)))

@@ -1,0 +1,67 @@
+"""Whether a device of a shared machine may be used now. Its other users come first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hadar_cli.core.model import Device, Node
+
+# A desktop session or an idle notebook holds less; a training run holds more.
+DEFAULT_MAX_GPU_MEM = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What a node says about one of its GPUs. Memory of hadar's own copies is not counted."""
+
+    index: int
+    model: str
+    memory_mb: float
+    others_mb: float
+    others: tuple[str, ...] = ()  # the users who hold it
+
+    @property
+    def others_share(self) -> float:
+        return self.others_mb / self.memory_mb if self.memory_mb else 0.0
+
+
+def objection(
+    node: Node, device: Device, gpus: Sequence[GpuUse], minute_of_day: int | None
+) -> str | None:
+    """Why the device should be left alone now, None if it may be used.
+
+    ``gpus`` and ``minute_of_day`` (the node's own local time) are as the node reports them. A GPU
+    that it does not report cannot be judged, and is not objected to.
+    """
+    if node.hours and minute_of_day is not None and not is_within(node.hours, minute_of_day):
+        return f"outside its hours, {node.hours} (there it is {_clock(minute_of_day)})"
+    if device.emulated_speed or not device.gpu:
+        return None
+    limit = DEFAULT_MAX_GPU_MEM if node.max_gpu_mem is None else node.max_gpu_mem
+    for gpu in gpus:
+        if gpu.index == device.index and gpu.others_share > limit:
+            who = " and ".join(gpu.others) or "others"
+            verb = "holds" if len(gpu.others) == 1 else "hold"
+            return f"{who} {verb} {gpu.others_share:.0%} of its memory, more than {limit:.0%}"
+    return None
+
+
+def is_within(hours: str, minute_of_day: int) -> bool:
+    """Whether the minute is in ``19:00-07:00``; a window may span midnight.
+
+    The end is not part of it, and equal ends mean the whole day.
+    """
+    first, end = (_minutes(clock) for clock in hours.split("-"))
+    if first < end:
+        return first <= minute_of_day < end
+    return minute_of_day >= first or minute_of_day < end
+
+
+def _minutes(clock: str) -> int:
+    hour, minute = clock.split(":")
+    return 60 * int(hour) + int(minute)
+
+
+def _clock(minute_of_day: int) -> str:
+    return f"{minute_of_day // 60:02d}:{minute_of_day % 60:02d}"

@@ -1,0 +1,126 @@
+"""The jobs waiting or running, as arrays, and what a gang policy answers to them.
+
+Rates are those of *one* device in the gang: a gang's rate is its size times its slowest member's.
+Nothing here names single devices; ``placement`` turns an allocation into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+Allocation: TypeAlias = tuple[int, ...]  # devices of each kind, in the order of Queue.kinds
+
+
+@dataclass(slots=True)
+class Queue:
+    """All that a gang policy may know when it decides; one row per job that has work left."""
+
+    now_s: float
+    slot_s: float
+    kinds: tuple[str, ...]
+    capacity: IntArray  # devices of each kind
+    per_node: IntArray  # devices of one node of each kind
+    ids: IntArray
+    remaining: FloatArray  # steps
+    target: FloatArray  # steps
+    gang: IntArray  # W_j, the devices asked for
+    elastic: BoolArray  # content with 1..W_j of them
+    arrived_s: FloatArray
+    attained_s: FloatArray  # device-seconds of service received
+    rounds_on: FloatArray  # jobs × kinds: rounds received on each kind
+    rates: FloatArray  # jobs × kinds: steps per second of one device; 0 = cannot run there
+    spread_rates: FloatArray | None = None  # the same for gangs over more nodes than needed
+    running: Mapping[int, Allocation] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def slow_rates(self) -> FloatArray:
+        """Rates of gangs that are spread, or of mixed kinds; as consolidated where unmeasured."""
+        return self.rates if self.spread_rates is None else self.spread_rates
+
+    def is_running(self) -> BoolArray:
+        return np.isin(self.ids, list(self.running))
+
+    def free(self) -> list[int]:
+        """Devices of each kind that no running job holds."""
+        held = np.array([*self.running.values(), (0,) * len(self.kinds)]).sum(axis=0)
+        return [int(n) for n in self.capacity - held]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who runs until the slot ends, and what the policy wants to be told next time."""
+
+    allocations: dict[int, Allocation]
+    memory: Any = None
+
+
+class GangPolicy(Protocol):
+    """Divides the kinds of devices among gangs; pure, so its memory travels with its decisions."""
+
+    name: ClassVar[str]
+
+    def allocate(self, queue: Queue, memory: Any = None) -> Decision:
+        """Devices of each kind by job id for the coming slot; jobs left out wait."""
+        ...
+
+    def refill(self, queue: Queue, memory: Any = None) -> dict[int, Allocation]:
+        """Devices for waiting jobs when some came free inside the slot; running jobs stay."""
+        ...
+
+
+def general_ranking(queue: Queue) -> list[int]:
+    """Kinds from the generally fastest to the slowest: what one knows who knows no single job."""
+    fastest = np.maximum(queue.rates.max(axis=1, keepdims=True), 1e-300)
+    mean = (queue.rates / fastest).mean(axis=0)
+    return sorted(range(len(queue.kinds)), key=lambda r: (-mean[r], queue.kinds[r]))
+
+
+def fit_in_order(
+    queue: Queue, order: IntArray, free: list[int], backfill: bool = True
+) -> dict[int, Allocation]:
+    """Whole gangs in this order on the first kind with room, blind to how well it suits them.
+
+    Only a gang that no kind could ever hold is mixed. Without ``backfill`` the first gang that
+    finds no room ends it. ``free`` is left as given.
+    """
+    free, ranking = list(free), general_ranking(queue)
+    largest = int(queue.capacity.max(initial=0))
+    gangs, can_run = queue.gang.tolist(), (queue.rates > 0).tolist()
+    elastic, ids = queue.elastic.tolist(), queue.ids.tolist()
+    taken: dict[int, Allocation] = {}
+    for j in order.tolist():
+        kinds = [r for r in ranking if can_run[j][r] and free[r]]
+        gang = min(gangs[j], max((free[r] for r in kinds), default=0)) if elastic[j] else gangs[j]
+        whole = [r for r in kinds if free[r] >= gang]
+        counts = [0] * len(free)
+        if whole and gang:
+            counts[whole[0]] = gang
+        elif gang > largest and sum(free[r] for r in kinds) >= gang:
+            for r in kinds:
+                counts[r] = min(free[r], gang - sum(counts))
+        if any(counts):
+            taken[ids[j]] = tuple(counts)
+            free = [f - n for f, n in zip(free, counts, strict=True)]
+        elif not backfill:
+            break
+        if not any(free):
+            break
+    return taken
+
+
+def gang_rate(allocation: Allocation, rates: Sequence[float]) -> float:
+    """Steps per second of a gang: its size times its slowest member's rate."""
+    used = [rates[r] for r, count in enumerate(allocation) if count]
+    return sum(allocation) * min(used) if used else 0.0

@@ -1,0 +1,200 @@
+"""Real agents, supervisors and workers on this machine, with real misfortune."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hadar_cli.adapters.executor import NodeExecutor
+from hadar_cli.adapters.local import LocalConnection
+from hadar_cli.adapters.store import RunFacts, RunStore
+from hadar_cli.app.ports import Failed, HandedIn
+from hadar_cli.core.model import Job, Launch, Mix, Node
+from hadar_cli.node import processes
+from tests.contract.test_executor import collect, order
+
+TRAINS = """
+import torch
+from hadar_cli import training
+model = torch.nn.Linear(2, 1)
+data = torch.utils.data.TensorDataset(torch.randn(64, 2), torch.randn(64, 1))
+with training(model, torch.optim.SGD(model.parameters(), 0.1)) as t:
+    for x, y in t.loader(data, batch_size=8):
+        t.step(((model(x) - y) ** 2).mean())
+"""
+HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+SCATTERS = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+time.sleep(600)
+"""
+CRASHES = "import sys; print('about to fail'); sys.exit('no data set here')"
+
+
+class Lab:
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.node = Node("one", "local")
+        facts = RunFacts("r", Mix("m", ()), (self.node,), "", "")
+        self.store = RunStore.create(tmp_path / "runs", facts)
+        self.directory = self.store.directory / "nodes" / "one"
+        self.executor: NodeExecutor | None = None
+
+    def open(self, epoch: int = 1) -> NodeExecutor:
+        connection = LocalConnection(self.node, self.store)
+        self.executor = NodeExecutor([connection], epoch, 0.0)
+        return self.executor
+
+    def job(self, source: str) -> Job:
+        script = self.tmp_path / "script.py"
+        script.write_text(source)
+        return Job(0, "script", 10_000, 8, launch=Launch(script=str(script)))
+
+    def worker(self) -> tuple[int, int]:
+        """Pids of the only worker and its supervisor, once it runs."""
+        for _ in range(600):
+            for path in (self.directory / "workers").glob("*/worker.json"):
+                known = json.loads(path.read_text())
+                return known["worker"][0], known["supervisor"][0]
+            time.sleep(0.05)
+        raise AssertionError("no worker came up")
+
+    def strays(self) -> list[int]:
+        """Workers and supervisors that live, and whatever they started elsewhere."""
+        prefix = f"HADAR_WORKER={self.directory.resolve()}/".encode()
+        found = []
+        for path in (self.directory / "workers").glob("*/worker.json"):
+            known = json.loads(path.read_text()).values()
+            found += [pid for pid, started in known if processes.is_alive(pid, started)]
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if prefix in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    def gone(self, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while self.strays():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+@pytest.fixture
+def lab(tmp_path):
+    lab = Lab(tmp_path)
+    yield lab
+    if lab.executor:
+        lab.executor.stop(0.0)
+    assert lab.gone(10.0)
+
+
+def test_a_worker_stays_warm_between_orders(lab):
+    executor = lab.open()
+    job = lab.job(TRAINS)
+    executor.start(order("a", (0, 20), job=job))
+    [first] = collect(executor, 1)
+    pids = lab.worker()
+    executor.start(order("b", (20, 60), job=job, weights=first.weights, global_step=20))
+    [second] = collect(executor, 1)
+    assert (first.warm, second.warm) == (False, True)
+    assert lab.worker() == pids
+    assert second.result.steps == 40
+
+
+def test_a_killed_worker_is_reported_with_its_signal(lab):
+    executor = lab.open()
+    executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
+    worker, _ = lab.worker()
+    os.kill(worker, signal.SIGKILL)
+    [report] = collect(executor, 1)
+    assert report == Failed("a", "it exited with code -9", report.log)
+    executor.start(order("b", (0, 20), job=lab.job(TRAINS)))
+    [again] = collect(executor, 1)
+    assert isinstance(again, HandedIn)
+
+
+def test_a_worker_dies_with_its_supervisor(lab):
+    executor = lab.open()
+    executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
+    worker, supervisor = lab.worker()
+    os.kill(supervisor, signal.SIGKILL)
+    [report] = collect(executor, 1)
+    assert isinstance(report, Failed)
+    assert processes.start_time(worker) is None
+
+
+def test_a_worker_that_ignores_its_deadline_is_ended(lab, monkeypatch):
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(TRAINS)))
+    [first] = collect(executor, 1)
+    assert isinstance(first, HandedIn)
+    # The warm worker is stopped dead, so that its next order passes its deadline unanswered.
+    worker, _ = lab.worker()
+    os.kill(worker, signal.SIGSTOP)
+    executor.start(order("b", (10, 20), job=lab.job(TRAINS), seconds=1.0))
+    [report] = collect(executor, 1)
+    assert isinstance(report, Failed)
+    assert report.why == "did not stop at its deadline"
+    assert lab.gone(15.0)
+
+
+def test_everything_a_worker_started_dies_with_it(lab):
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(SCATTERS), seconds=300))
+    lab.worker()
+    for _ in range(200):
+        if len(lab.strays()) == 3:
+            break
+        time.sleep(0.05)
+    assert len(lab.strays()) == 3  # supervisor, worker, and the child in a session of its own
+    executor.stop(0.0)
+    assert lab.gone(5.0)
+
+
+def test_a_crash_brings_the_last_words(lab):
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(CRASHES)))
+    [report] = collect(executor, 1)
+    assert report.why == "it exited with code 1"
+    assert "no data set here" in report.log
+
+
+def test_a_new_head_ends_what_the_old_one_left(lab):
+    old = lab.open(epoch=1)
+    old.start(order("a", (0, 10), job=lab.job(HANGS), seconds=300))
+    worker, _ = lab.worker()
+    new = lab.open(epoch=2)
+    new.start(order("b", (0, 20), job=lab.job(TRAINS)))
+    [report] = collect(new, 1)
+    assert isinstance(report, HandedIn)
+    assert processes.start_time(worker) is None
+    [stale] = collect(old, 1)
+    assert isinstance(stale, Failed)
+
+
+def test_workers_end_when_the_heads_lease_runs_out(lab, monkeypatch):
+    monkeypatch.setattr("hadar_cli.adapters.node_hand.LEASE_S", 2.0)
+    monkeypatch.setattr("hadar_cli.adapters.executor._RENEW_EVERY_S", 1000.0)
+    executor = lab.open()
+    executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
+    lab.worker()
+    [report] = collect(executor, 1)
+    assert report.why == "the head's lease ran out" or isinstance(report, HandedIn)
+    assert lab.gone(15.0)
+
+
+def test_a_script_may_use_another_interpreter(lab):
+    lab.node = Node("one", "local", python=sys.executable)
+    executor = lab.open()
+    executor.start(order("a", (0, 20), job=lab.job(TRAINS)))
+    [report] = collect(executor, 1)
+    assert isinstance(report, HandedIn)

@@ -1,0 +1,142 @@
+"""The command line's own small decisions; whole commands are tested end to end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hadar_cli.adapters.store import RunFacts, RunStore
+from hadar_cli.cli import main as command_line
+from hadar_cli.cli.options import are_accelerators, read_inventory, require_file
+from hadar_cli.cli.profile import error_factor
+from hadar_cli.cli.resume import is_finished
+from hadar_cli.cli.run import _run_id, parse_policy, preset_note
+from hadar_cli.core.model import Device, Gpu, Job, Launch, Mix, PolicyChoice
+from hadar_cli.errors import HadarError, InputError, RunLockedError, StorageError
+
+GPU = Device("a", "a", 0, Gpu("T4", 65, 16))
+STAND_IN = Device("b", "b", 0, Gpu("T4", 65, 16), emulated_speed=0.2)
+CPU = Device("c", "c", 0, None)
+
+
+def test_policy_option_carries_typed_fields() -> None:
+    assert parse_policy("hadare") == PolicyChoice("hadare")
+    choice = parse_policy("hadare:stickiness=0.1,headroom=2,other=true,word=x")
+    assert choice.fields == {"stickiness": 0.1, "headroom": 2, "other": True, "word": "x"}
+    with pytest.raises(InputError, match="field=value"):
+        parse_policy("hadare:stickiness")
+
+
+def test_run_ids_are_unique_and_safe(tmp_path: Path) -> None:
+    assert _run_id(tmp_path, None, "m5-1116-0342") == "m5-1116-0342"
+    (tmp_path / "m5-1116-0342").mkdir()
+    (tmp_path / "m5-1116-0342-2").mkdir()
+    assert _run_id(tmp_path, None, "m5-1116-0342") == "m5-1116-0342-3"
+    assert _run_id(tmp_path, "mine", "m5") == "mine"
+    for name in ("m5-1116-0342", "../up", "", "-x", "a/b"):
+        with pytest.raises(InputError):
+            _run_id(tmp_path, name, "m5")
+
+
+def test_a_missing_file_gets_the_nearest_one(tmp_path: Path) -> None:
+    (tmp_path / "m5.yaml").touch()
+    (tmp_path / "m5.toml").touch()
+    with pytest.raises(InputError) as caught:
+        require_file(tmp_path / "m6.yaml")
+    assert caught.value.fix == f"did you mean {tmp_path / 'm5.yaml'}?"
+    with pytest.raises(InputError) as caught:
+        require_file(tmp_path / "nowhere" / "m6.yaml")
+    assert caught.value.fix == "check the path"
+
+
+def test_disabled_nodes_take_no_part(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.toml"
+    path.write_text(
+        '[defaults]\nhost = "local"\n[[node]]\nname = "a"\n[[node]]\nname = "b"\nenabled = false\n'
+    )
+    assert [node.name for node in read_inventory(path)] == ["a"]
+
+
+def test_presets_follow_the_devices() -> None:
+    assert are_accelerators([GPU])
+    assert not are_accelerators([GPU, STAND_IN])
+    assert not are_accelerators([GPU, CPU])
+    tiny = Mix("m", (Job(0, "j", 1, 1, launch=Launch(workload="weather", preset="tiny")),))
+    script = Mix("m", (Job(0, "j", 1, 1, launch=Launch(script="x.py")),))
+    assert "tiny" in str(preset_note(tiny, [CPU]))
+    assert preset_note(tiny, [GPU]) is None
+    assert preset_note(script, [CPU]) is None
+
+
+def test_error_factor_counts_both_ways() -> None:
+    assert error_factor(2.0, 6.0) == error_factor(6.0, 2.0) == 3.0
+    assert error_factor(2.0, None) is None
+
+
+def test_a_run_without_an_end_is_unfinished(tmp_path: Path) -> None:
+    facts = RunFacts("r", Mix("m", (Job(0, "j", 1, 1),)), (), "now", "0")
+    assert not is_finished(RunStore.create(tmp_path, facts))
+
+
+# -- errors become messages and exit codes -------------------------------------------------------
+
+
+def fail(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[object, str]:
+    """What the command line makes of an error that a command raises."""
+
+    def app(prog_name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(command_line, "app", app)
+    with pytest.raises(SystemExit) as left:
+        command_line.main()
+    return left.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (
+            InputError("is wrong", file="m.yaml", line=3, field="jobs[0]", fix="mend it"),
+            2,
+            "error: m.yaml:3: jobs[0]: is wrong\nfix: mend it\n",
+        ),
+        (RunLockedError("taken"), 5, "error: taken\n"),
+        (StorageError("full"), 6, "error: full\n"),
+        (HadarError("odd"), 1, "error: odd\n"),
+        (InputError("two\nlines \x1b[31m[bold]"), 2, "error: two\n     lines [bold]\n"),
+    ],
+)
+def test_an_error_is_one_message_and_its_exit_code(
+    error: HadarError,
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fail(error, monkeypatch, capsys) == (code, message)
+
+
+def test_a_bug_shows_its_traceback_only_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, message = fail(ZeroDivisionError("oh"), monkeypatch, capsys)
+    assert code == 1
+    assert "unexpected ZeroDivisionError: oh" in message and "--debug" in message
+    assert "Traceback" not in message
+    monkeypatch.setenv("HADAR_DEBUG", "1")
+    assert "Traceback" in fail(ZeroDivisionError("oh"), monkeypatch, capsys)[1]
+
+
+def test_the_command_line_starts_without_heavy_imports() -> None:
+    code = (
+        "import sys, hadar_cli.cli.main;"
+        "print(*{'torch', 'scipy', 'numpy', 'yaml', 'msgspec'} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout.strip()) == (0, ""), answer.stderr

@@ -1,0 +1,72 @@
+"""HadarE's plans: whole shares, warm devices first, solo jobs alone, no more than is left."""
+
+import pytest
+
+from hadar_cli.core.model import Job, PolicyChoice
+from hadar_cli.core.policies import registry
+from hadar_cli.core.policies.hadare import HadarE
+from hadar_cli.core.policies.registry import ClusterView, JobView
+from hadar_cli.errors import InputError
+
+SPEEDS = {"fast": 10.0, "middle": 5.0, "slow": 1.0}
+
+
+def view(jobs: dict[int, int], current: dict[str, int] | None = None, **fields) -> ClusterView:
+    views = tuple(
+        JobView(Job(j, f"job-{j}", 10_000, 16), left, left, **fields.pop(f"job_{j}", {}))
+        for j, left in jobs.items()
+    )
+    defaults = {"seconds": 1000.0, "devices": tuple(SPEEDS), "rate": lambda j, d: SPEEDS[d]}
+    return ClusterView(jobs=views, current=current or {}, **{**defaults, **fields})
+
+
+def steps_by_device(stints, job):
+    return {s.device: s.steps for s in stints if s.job == job}
+
+
+def test_one_job_is_split_so_that_all_copies_end_together():
+    shares = steps_by_device(HadarE(stickiness=0.0).plan(view({0: 1600})), 0)
+    assert shares == {"fast": 1000, "middle": 500, "slow": 100}
+
+
+def test_all_remaining_steps_are_handed_out_exactly():
+    stints = HadarE().plan(view({0: 997, 1: 313, 2: 71}))
+    for job, left in {0: 997, 1: 313, 2: 71}.items():
+        assert sum(s.steps for s in stints if s.job == job) == left
+
+
+def test_no_device_is_idle_while_there_is_work():
+    stints = HadarE().plan(view({0: 500, 1: 500}))
+    assert {s.device for s in stints} == set(SPEEDS)
+
+
+def test_a_warm_job_comes_first_on_its_device():
+    stints = HadarE().plan(view({0: 800, 1: 800, 2: 800}, current={"fast": 2}))
+    assert next(s for s in stints if s.device == "fast").job == 2
+
+
+def test_a_solo_job_gets_one_copy_and_no_more_than_its_solo_steps():
+    stints = HadarE().plan(view({0: 1000}, job_0={"solo_steps": 20}))
+    assert [(s.job, s.steps) for s in stints] == [(0, 20)]
+    busy = view({0: 1000}, job_0={"solo_steps": 20, "copies_active": 1})
+    assert HadarE().plan(busy) == []
+
+
+def test_quotas_fit_the_slot_with_headroom():
+    shares = steps_by_device(HadarE(headroom=1.5).plan(view({0: 100_000}, seconds=10.0)), 0)
+    assert shares == {"fast": 150, "middle": 75, "slow": 15}
+
+
+def test_a_share_too_short_to_start_for_is_left_to_the_others():
+    stints = HadarE().plan(view({0: 16}, current={"fast": 0}, start_cost_s=5.0))
+    assert [(s.device, s.steps) for s in stints] == [("fast", 16)]
+
+
+def test_unknown_policies_and_fields_are_the_users_to_mend():
+    with pytest.raises(InputError, match="did you mean 'hadare'"):
+        registry.create(PolicyChoice("hadarE2"))
+    with pytest.raises(InputError, match="did you mean 'stickiness'"):
+        registry.create(PolicyChoice("hadare", {"stickyness": 0.1}))
+    with pytest.raises(InputError, match="is not a float"):
+        registry.create(PolicyChoice("hadare", {"stickiness": "much"}))
+    assert registry.create(PolicyChoice("hadare", {"stickiness": 0})) == HadarE(stickiness=0)

@@ -1,0 +1,61 @@
+"""When hadar leaves a shared machine alone."""
+
+import pytest
+
+from hadar_cli.core.model import Gpu, Node
+from hadar_cli.core.politeness import GpuUse, is_within, objection
+
+RTX = Gpu("RTX 3090", 71, 24)
+
+
+def node(**fields):
+    return Node("curie", "curie", gpus=(RTX, RTX), **fields)
+
+
+def use(index, share, *users):
+    return GpuUse(index, "RTX 3090", 24_000, share * 24_000, users)
+
+
+@pytest.mark.parametrize(
+    ("hours", "clock", "inside"),
+    [
+        ("09:00-17:00", (9, 0), True),
+        ("09:00-17:00", (8, 59), False),
+        ("09:00-17:00", (16, 59), True),
+        ("09:00-17:00", (17, 0), False),
+        ("19:00-07:00", (23, 30), True),
+        ("19:00-07:00", (0, 0), True),
+        ("19:00-07:00", (6, 59), True),
+        ("19:00-07:00", (7, 0), False),
+        ("19:00-07:00", (12, 0), False),
+        ("00:00-00:00", (3, 33), True),
+    ],
+)
+def test_hours_may_span_midnight(hours, clock, inside):
+    assert is_within(hours, 60 * clock[0] + clock[1]) is inside
+
+
+def test_outside_its_hours_no_device_of_a_node_is_used():
+    night = node(hours="19:00-07:00")
+    why = objection(night, night.devices[0], [], 12 * 60 + 5)
+    assert why == "outside its hours, 19:00-07:00 (there it is 12:05)"
+    assert objection(night, night.devices[0], [], 23 * 60) is None
+
+
+def test_a_gpu_that_others_use_is_left_to_them_and_its_sibling_is_not():
+    shared = node()
+    gpus = [use(0, 0.5, "ada", "bob"), use(1, 0.04, "gdm")]
+    first, second = (objection(shared, device, gpus, None) for device in shared.devices)
+    assert first == "ada and bob hold 50% of its memory, more than 10%"
+    assert second is None
+
+
+def test_the_inventory_sets_how_much_is_too_much():
+    assert objection(node(max_gpu_mem=0.6), node().devices[0], [use(0, 0.5)], None) is None
+    assert objection(node(max_gpu_mem=0.4), node().devices[0], [use(0, 0.5)], None)
+
+
+def test_stand_ins_and_unseen_gpus_are_not_judged():
+    emulated = node(emulated_speed=0.5)
+    assert objection(emulated, emulated.devices[0], [use(0, 1.0)], None) is None
+    assert objection(node(), node().devices[0], [], None) is None

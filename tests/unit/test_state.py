@@ -1,0 +1,120 @@
+"""The fold over events counts only what was committed, and refuses what cannot be true."""
+
+import pytest
+
+from hadar_cli.core import events
+from hadar_cli.core.state import RunState
+from tests.support.worlds import make_mix
+
+
+def started(attempt: str, slices: tuple[tuple[int, int], ...], job: int = 0, generation: int = 0):
+    return events.CopyStarted(1.0, attempt, job, 7, "t4", 1, generation, slices)
+
+
+def finished(attempt: str, slices: tuple[tuple[int, int], ...], **fields: object):
+    steps = sum(end - first for first, end in slices)
+    return events.CopyFinished(2.0, attempt, steps, slices, 0.1, 1.0, 0.1, "steps", "w", **fields)
+
+
+@pytest.fixture
+def state() -> RunState:
+    return RunState(make_mix([100]).jobs)
+
+
+def test_steps_count_only_once_they_are_committed(state):
+    job = state.jobs[0]
+    state.apply(started("a", ((0, 60),)))
+    assert (len(job.free), len(job.done)) == (40, 0)
+    state.apply(finished("a", ((0, 50),)))
+    assert (len(job.free), len(job.done)) == (50, 0)
+    state.apply(events.WeightsMerged(3.0, 0, 1, "hash", ("a",)))
+    assert (len(job.free), len(job.done), job.generation) == (50, 50, 1)
+
+
+def test_refused_steps_go_back_to_the_pool(state):
+    state.apply(started("a", ((0, 50),)))
+    state.apply(started("b", ((50, 100),)))
+    state.apply(finished("a", ((0, 50),)))
+    state.apply(finished("b", ((50, 100),)))
+    state.apply(events.WeightsMerged(3.0, 0, 1, "hash", ("a",), (("b", "NaN"),)))
+    assert state.jobs[0].free.ranges == ((50, 100),)
+    assert state.jobs[0].failures == 1
+
+
+def test_a_job_is_finished_when_its_last_step_is_committed(state):
+    state.apply(started("a", ((0, 100),)))
+    state.apply(finished("a", ((0, 100),)))
+    assert state.jobs[0].finished_at is None
+    state.apply(events.WeightsMerged(3.5, 0, 1, "hash", ("a",)))
+    assert state.jobs[0].finished_at == 3.5
+    assert not state.unfinished
+
+
+def test_a_new_head_goes_on_with_what_the_last_one_left(state):
+    state.apply(started("a", ((0, 60),)))
+    state.apply(started("b", ((60, 80),)))
+    state.apply(finished("b", ((60, 80),)))
+    state.apply(events.HeadStarted(5.0, 2))
+    assert (list(state.jobs[0].active), list(state.jobs[0].handed_in)) == (["a"], ["b"])
+    assert len(state.jobs[0].free) == 20
+
+
+def test_a_head_that_leaves_in_order_leaves_nothing_under_way(state):
+    state.apply(started("a", ((0, 60),)))
+    state.apply(events.RunStopped(5.0, "interrupted"))
+    assert len(state.jobs[0].free) == 100
+
+
+def test_a_node_s_failure_is_not_held_against_the_job(state):
+    state.apply(started("a", ((0, 60),)))
+    state.apply(events.CopyLost(2.0, "a", "its node is gone", node_fault=True))
+    assert (state.jobs[0].failures, len(state.jobs[0].free)) == (0, 100)
+
+
+def test_a_device_that_returns_is_no_longer_lost(state):
+    state.apply(events.DeviceLost(1.0, "t4", "gone"))
+    state.apply(events.DeviceReturned(2.0, "t4"))
+    assert state.lost_devices == {}
+
+
+def test_a_lost_copy_returns_its_steps(state):
+    state.apply(started("a", ((0, 60),)))
+    state.apply(events.CopyLost(2.0, "a", "killed"))
+    assert len(state.jobs[0].free) == 100
+
+
+def test_quality_of_generation_zero_is_the_untrained_models(state):
+    state.apply(started("a", ((0, 10),)))
+    state.apply(finished("a", ((0, 10),), quality={"accuracy": 0.1}))
+    state.apply(events.WeightsMerged(3.0, 0, 1, "hash", ("a",)))
+    state.apply(started("e", (), generation=1))
+    state.apply(finished("e", (), quality={"accuracy": 0.9}))
+    assert state.jobs[0].untrained == {"accuracy": 0.1}
+    assert state.jobs[0].quality == {"accuracy": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("sequence", "complaint"),
+    [
+        ([started("a", ((0, 9),)), started("a", ((9, 12),))], "started twice"),
+        ([started("a", ((0, 9),)), started("b", ((8, 12),))], "done or held"),
+        ([started("a", ((0, 9),)), finished("a", ((0, 10),))], "not given"),
+        (
+            [started("a", ((0, 9),)), finished("a", ((0, 9),)), finished("a", ((0, 9),))],
+            "not under way",
+        ),
+        (
+            [
+                started("a", ((0, 9),)),
+                finished("a", ((0, 9),)),
+                events.WeightsMerged(3.0, 0, 2, "hash", ("a",)),
+            ],
+            "no generation 2",
+        ),
+    ],
+)
+def test_impossible_events_are_refused(state, sequence, complaint):
+    for event in sequence[:-1]:
+        state.apply(event)
+    with pytest.raises(ValueError, match=complaint):
+        state.apply(sequence[-1])

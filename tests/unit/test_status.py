@@ -1,0 +1,78 @@
+"""What a run is doing, read from its journal."""
+
+import os
+
+import pytest
+
+from hadar_cli.adapters.store import FileJournal, RunFacts, RunStore
+from hadar_cli.cli.status import read_status
+from hadar_cli.core import events
+from hadar_cli.core.model import Job, Mix, Node
+from hadar_cli.errors import StorageError
+
+JOBS = (Job(0, "weather", 100, 8), Job(1, "language", 200, 8))
+NODES = (Node("fast", "local"), Node("slow", "local"), Node("far", "local"))
+UNDER_WAY = [
+    events.HeadStarted(0.0, 1),
+    events.RoundPlanned(1.0, 1, ()),
+    events.CopyStarted(1.0, "a", 0, 2, "fast", 1, 0, ((0, 30),)),
+    events.CopyFinished(9.0, "a", 30, ((0, 30),), 1, 6, 0.1, "steps", "ab" * 32),
+    events.WeightsMerged(9.5, 0, 1, "cd" * 32, ("a",)),
+    events.RoundPlanned(10.0, 2, ()),
+    events.CopyStarted(10.0, "b", 1, 3, "fast", 2, 0, ((0, 50), (60, 80))),
+    events.CopyStarted(11.0, "c", 0, 2, "slow", 2, 1, (), purpose="evaluate"),
+    events.DeviceLost(12.0, "far", "its agent ended"),
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    store = RunStore.create(tmp_path, RunFacts("r1", Mix("m", JOBS), NODES, "2026-01-01", "0"))
+
+    def after(happened):
+        journal = FileJournal(store.journal_path)
+        for event in happened:
+            journal.append(event)
+        journal.close()
+        return store
+
+    return after
+
+
+def test_jobs_and_devices_are_shown_as_they_stand(run):
+    now = read_status(run(UNDER_WAY))
+    assert (now.round, now.state, now.pid) == (2, "unfinished", None)
+    weather, language = now.jobs
+    assert (weather.steps_done, weather.steps_in_hand, weather.generation) == (30, 0, 1)
+    assert (language.steps_done, language.steps_in_hand) == (0, 70)
+    fast, slow, far = now.devices
+    assert (fast.doing, fast.job, fast.steps, fast.since_s) == ("train", "language", 70, 2.0)
+    assert (slow.doing, slow.job) == ("evaluate", "weather")
+    assert (far.doing, far.why) == ("lost", "its agent ended")
+
+
+def test_a_run_that_someone_drives_is_running_and_its_clock_goes_on(run):
+    store = run(UNDER_WAY)
+    os.utime(store.journal_path, (0, 0))
+    with store.locked():
+        now = read_status(store)
+    assert (now.state, now.pid) == ("running", os.getpid())
+    assert now.elapsed_s > 1e6
+
+
+@pytest.mark.parametrize(
+    ("last", "state"),
+    [(events.RunStopped(13.0, "interrupted"), "stopped"), (events.RunFinished(13.0), "finished")],
+)
+def test_an_ended_run_says_how(run, last, state):
+    assert read_status(run([*UNDER_WAY, last])).state == state
+
+
+def test_a_run_that_has_not_begun_has_a_status_too(run):
+    now = read_status(run([]))
+    assert (now.round, now.elapsed_s, now.devices[0].doing) == (0, 0.0, "idle")
+
+
+def test_contradicting_records_are_a_storage_error(run):
+    with pytest.raises(StorageError, match="contradict"):
+        read_status(run([events.CopyLost(1.0, "nobody", "why")]))

@@ -1,0 +1,92 @@
+"""The tracker forks, checks and commits; lies and latecomers change nothing."""
+
+import pytest
+
+from hadar_cli.app.ports import CopyResult, HandedIn
+from hadar_cli.app.tracker import copy_id
+from hadar_cli.core import events
+from hadar_cli.core.model import PAPER_MERGE
+from hadar_cli.core.policies.registry import Stint
+from tests.support.worlds import make_mix, make_world
+
+
+def result(steps: int, slices: tuple[tuple[int, int], ...]) -> CopyResult:
+    return CopyResult(steps, slices, 0.1, 1.0, 0.1, "steps")
+
+
+@pytest.fixture
+def world():
+    return make_world(make_mix([100, 100, 100]))
+
+
+def test_copies_carry_the_papers_ids(world):
+    # max_job_count × i + parent_job_id with three jobs; t4 is the fourth device.
+    order = world.tracker.hand_out(Stint(2, "t4", 10), 5.0, [10])
+    assert order.copy == copy_id(2, 4, 3) == 14
+
+
+def test_orders_never_share_steps(world):
+    one = world.tracker.hand_out(Stint(0, "t4", 60), 5.0, [60])
+    two = world.tracker.hand_out(Stint(0, "a2000", 60), 5.0, [60, 60])
+    assert one.steps.ranges == ((0, 60),)
+    assert two.steps.ranges == ((60, 100),)
+
+
+@pytest.mark.parametrize(
+    ("claim", "weights", "why"),
+    [
+        (result(20, ((0, 20),)), "w", "not given"),
+        (result(5, ((0, 10),)), "w", "reports 5 steps but lists 10"),
+        (result(10, ((0, 6), (4, 8))), "w", "inconsistent"),
+        (result(-1, ()), "w", "reports -1 steps"),
+        (result(10, ((0, 10),)), None, "left no weights"),
+    ],
+)
+def test_a_lying_copy_is_lost_not_counted(world, claim, weights, why):
+    order = world.tracker.hand_out(Stint(0, "t4", 10), 5.0, [10])
+    world.tracker.handed_in(HandedIn(order.attempt, claim, weights))
+    lost = world.journal.events[-1]
+    assert isinstance(lost, events.CopyLost)
+    assert why in lost.why
+    assert len(world.state.jobs[0].free) == 100
+
+
+def test_a_repeated_result_matches_nothing(world):
+    order = world.tracker.hand_out(Stint(0, "t4", 10), 5.0, [10])
+    report = HandedIn(order.attempt, result(10, ((0, 10),)), "w")
+    world.tracker.handed_in(report)
+    world.tracker.commit(world.state.jobs[0])
+    before = list(world.journal.events)
+    world.tracker.handed_in(report)
+    world.tracker.handed_in(HandedIn("e9-r9-c9-9", report.result, "w"))
+    assert world.journal.events == before
+    assert len(world.state.jobs[0].done) == 10
+
+
+def test_everything_is_journalled_before_it_is_applied(world):
+    class FullDisk:
+        def append(self, event: events.Event) -> None:
+            raise OSError("disk full")
+
+    world.tracker._journal = FullDisk()
+    with pytest.raises(OSError, match="disk full"):
+        world.tracker.hand_out(Stint(0, "t4", 10), 5.0, [10])
+    assert not world.state.started
+
+
+def test_learning_rate_is_scaled_by_effective_copies_after_warm_up():
+    world = make_world(make_mix([1000]))
+    tracker, job = world.tracker, world.state.jobs[0]
+    first = tracker.hand_out(Stint(0, "t4", 500), 5.0, [100, 100])
+    assert first.lr_scale == 1.0  # nothing is done yet: the scale warms up with the steps
+    tracker.handed_in(HandedIn(first.attempt, result(500, ((0, 500),)), "w"))
+    tracker.commit(job)
+    warmed = tracker.hand_out(Stint(0, "t4", 100), 5.0, [100, 100])
+    assert warmed.lr_scale == pytest.approx(2.0)
+    uneven = tracker.hand_out(Stint(0, "a2000", 100), 5.0, [80, 30, 10])
+    assert uneven.lr_scale == pytest.approx(120**2 / (80**2 + 30**2 + 10**2))
+
+
+def test_the_papers_merge_leaves_the_learning_rate_alone():
+    world = make_world(make_mix([1000], merge=PAPER_MERGE))
+    assert world.tracker.hand_out(Stint(0, "t4", 10), 5.0, [50, 50]).lr_scale == 1.0
