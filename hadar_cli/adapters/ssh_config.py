@@ -79,18 +79,18 @@ def _endpoint(
         known_hosts=_known_hosts(known_hosts, config),
         host_key=pin,
         key_alias=first("hostkeyalias") or None,
-        via=_via(jump, known_hosts, depth) if jump else None,
+        via=_via(jump, own, known_hosts, depth) if jump else None,
         proxy_command=None if jump else first("proxycommand") or None,
     )
 
 
-def _via(jump: str, known_hosts: str | None, depth: int) -> Endpoint:
-    """The last of ``user@host:port,…``, reached through those before it."""
+def _via(jump: str, node: Mapping[str, str], known_hosts: str | None, depth: int) -> Endpoint:
+    """The last of ``user@host:port,…``, reached through those before it, with the node's key."""
     before, _, last = jump.rpartition(",")
     place = last.removeprefix("ssh://")
     user, _, address = place.rpartition("@")
     host, _, port = address.rpartition(":") if _has_port(address) else (address, "", "")
-    own = {"user": user, "port": port, "proxyjump": before}
+    own = {"user": user, "port": port, "proxyjump": before, "identityfile": node["identityfile"]}
     return _endpoint(host.strip("[]"), own, known_hosts, None, depth + 1)
 
 
@@ -123,8 +123,9 @@ def _ask_ssh(host: str) -> dict[str, list[str]]:
 def _identity_files(
     own: Mapping[str, str], config: Mapping[str, Sequence[str]]
 ) -> tuple[Path, ...]:
-    named = [own["identityfile"]] if own.get("identityfile") else config.get("identityfile", _KEYS)
-    return tuple(Path(name).expanduser() for name in named)
+    """The one that the inventory names comes first."""
+    named = [own["identityfile"], *config.get("identityfile", _KEYS)]
+    return tuple(Path(name).expanduser() for name in named if name)
 
 
 def _known_hosts(named: str | None, config: Mapping[str, Sequence[str]]) -> tuple[Path, ...]:

@@ -15,6 +15,19 @@ from hadar_cli.adapters.ssh_config import Endpoint
 from hadar_cli.errors import RefusedError
 
 
+class UnknownKeyError(RefusedError):
+    """Nobody has vouched for this key yet; it is kept here to be shown to the user."""
+
+    def __init__(self, endpoint: Endpoint, key: paramiko.PKey) -> None:
+        shown = f"{key.get_name()} {fingerprint(key)}"
+        super().__init__(
+            f"the host key of {endpoint.known_as} is not known: {shown}",
+            fix="compare it with the machine's own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub), "
+            "then: hadar nodes trust",
+        )
+        self.key = key
+
+
 def fingerprint(key: paramiko.PKey) -> str:
     """As ssh-keygen -l shows it: ``SHA256:…``."""
     return _fingerprint(key.asbytes())
@@ -57,11 +70,7 @@ def check(endpoint: Endpoint, key: paramiko.PKey, trusted: Sequence[tuple[str, s
     if any(shown == known for _, known in trusted):
         return
     if not trusted:
-        raise RefusedError(
-            f"the host key of {endpoint.known_as} is not known: {key.get_name()} {shown}",
-            fix="compare it with the machine's own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub), "
-            "then: hadar nodes trust",
-        )
+        raise UnknownKeyError(endpoint, key)
     expected = ", ".join(f"{kind} {known}".strip() for kind, known in trusted)
     raise RefusedError(
         f"the host key of {endpoint.known_as} has CHANGED: known is {expected}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import paramiko
 from hadar_cli.adapters import ssh_keys
 from hadar_cli.adapters.ssh_config import Endpoint
 from hadar_cli.adapters.wire import LinkLostError
+
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # errors reach us as exceptions
 
 _CONNECT_S = 15.0
 _LOGIN_S = 60.0  # some machines take their time to log someone in

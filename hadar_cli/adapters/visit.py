@@ -26,10 +26,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What runs have left on a node; the package that was sent there counts as well."""
+    """What runs have left on a node; the code that was sent there counts as well."""
 
     bytes: int
     processes: int
+    code_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

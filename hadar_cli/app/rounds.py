@@ -109,10 +109,10 @@ class RoundLoop:
     # -- one round ---------------------------------------------------------------------------
 
     def _run_round(self) -> None:
-        round_ = _Round(ends_at=self._executor.now() + self._mix.slot_s)
         devices = self._available()
         stints = self._policy.plan(self._view(devices, self._mix.slot_s))
         self._tracker.plan_round(stints)
+        round_ = _Round(ends_at=self._executor.now() + self._mix.slot_s)
         round_.plan(devices, stints)
         self._start_planned(round_)
         self._keep_devices_busy(round_)

@@ -106,7 +106,8 @@ def _table(seen: Sequence[Inspection], width: int) -> Table:
 def _cells(one: Inspection) -> dict[str, str]:
     from hadar_cli.report.format import NOTHING
 
-    facts, torch = one.facts, one.torch.torch if one.torch else None
+    facts, left = one.facts, one.leftovers
+    torch = one.torch.torch if one.torch else None
     return {
         "round trip": NOTHING if one.round_trip_s is None else f"{1000 * one.round_trip_s:.1f} ms",
         "up": _speed(one.up_bytes_per_s),
@@ -115,7 +116,7 @@ def _cells(one: Inspection) -> dict[str, str]:
         "torch": _words(torch or NOTHING, 16),
         "devices": _words(", ".join(_devices(one)), 60),
         "free": _size(facts.disk.free_bytes if facts else None),
-        "left over": _size(one.leftovers.bytes if one.leftovers else None),
+        "left over": _size(left.bytes - left.code_bytes if left else None),
     }
 
 

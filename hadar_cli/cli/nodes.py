@@ -1,4 +1,4 @@
-"""``hadar nodes``: the inventory as hadar reads it."""
+"""``hadar nodes``: the inventory as hadar reads it; ``trust`` has a file of its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hadar_cli.cli.options import (
     require_file,
     stdout,
 )
+from hadar_cli.cli.trust import trust
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,6 +54,9 @@ def list_nodes(nodes: NodesFile = DEFAULT_NODES, as_json: AsJson = False) -> Non
         enabled = "yes" if node.enabled else "no"
         table.add_row(node.name, node.host, kinds, node.hours or "always", price, enabled)
     stdout().print(table)
+
+
+app.command("trust")(trust)
 
 
 def device_table(devices: list[Device]) -> Table:

@@ -32,6 +32,13 @@ import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 time.sleep(600)
 """
+LINKS = """
+import json, os
+os.symlink("/etc/passwd", os.environ["HADAR_CKPT_OUT"])
+with open(os.environ["HADAR_RESULT"] + ".part", "w") as file:
+    json.dump({"steps": 1}, file)
+os.rename(file.name, os.environ["HADAR_RESULT"])
+"""
 CRASHES = "import sys; print('about to fail'); sys.exit('no data set here')"
 
 
@@ -42,12 +49,12 @@ class Lab:
         facts = RunFacts("r", Mix("m", ()), (self.node,), "", "")
         self.store = RunStore.create(tmp_path / "runs", facts)
         self.directory = self.store.directory / "nodes" / "one"
-        self.executor: NodeExecutor | None = None
+        self.executors: list[NodeExecutor] = []
 
     def open(self, epoch: int = 1) -> NodeExecutor:
         connection = LocalConnection(self.node, self.store)
-        self.executor = NodeExecutor([connection], epoch, 0.0)
-        return self.executor
+        self.executors.append(NodeExecutor([connection], epoch, 0.0))
+        return self.executors[-1]
 
     def job(self, source: str) -> Job:
         script = self.tmp_path / "script.py"
@@ -88,12 +95,25 @@ class Lab:
         return True
 
 
+def agent_of(directory: Path) -> int:
+    """The pid that holds the fence's nursery log: the agent is the nursery's parent."""
+    log = str(directory / "nursery.log")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.readlink(entry / "fd" / "2") == log:
+                    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    raise AssertionError("no agent runs")
+
+
 @pytest.fixture
 def lab(tmp_path):
     lab = Lab(tmp_path)
     yield lab
-    if lab.executor:
-        lab.executor.stop(0.0)
+    for executor in lab.executors:
+        executor.stop(0.0)
     assert lab.gone(10.0)
 
 
@@ -179,6 +199,44 @@ def test_a_new_head_ends_what_the_old_one_left(lab):
     assert processes.start_time(worker) is None
     [stale] = collect(old, 1)
     assert isinstance(stale, Failed)
+
+
+def test_a_new_head_takes_over_running_copies(lab):
+    old = lab.open(epoch=1)
+    job = lab.job(TRAINS)
+    running = order("a", (0, 10_000_000), job=job, seconds=12)
+    old.start(running)
+    worker, _ = lab.worker()
+    new = lab.open(epoch=2)
+    new.adopt([running, order("b", (0, 10), job=job)])
+    reports = {report.attempt: report for report in collect(new, 2)}
+    assert isinstance(reports["a"], HandedIn)
+    assert reports["a"].result.steps > 0
+    assert reports["b"] == Failed("b", "its node knows nothing of it", node_fault=True)
+    new.start(order("c", (0, 10), job=job, weights=reports["a"].weights))
+    [third] = collect(new, 1)
+    assert (third.warm, lab.worker()[0]) == (True, worker)
+    [stale] = collect(old, 1)
+    assert isinstance(stale, Failed)
+
+
+def test_an_agent_that_dies_takes_no_copy_with_it(lab):
+    executor = lab.open()
+    executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=8))
+    worker, _ = lab.worker()
+    os.kill(agent_of(lab.directory), signal.SIGKILL)
+    [report] = collect(executor, 1)
+    assert isinstance(report, HandedIn)
+    assert report.result.steps > 0
+    assert collect(executor, 1, within=1.0) == []
+
+
+def test_a_result_that_is_a_link_is_refused(lab):
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(LINKS)))
+    [report] = collect(executor, 1)
+    assert isinstance(report, Failed)
+    assert "no plain file" in report.why
 
 
 def test_workers_end_when_the_heads_lease_runs_out(lab, monkeypatch):

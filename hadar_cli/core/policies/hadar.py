@@ -90,7 +90,8 @@ class Hadar:
         queue = market.queue
         runs = queue.is_running()
         horizon = max(fluid_s, float(market.shortest_s.max()))
-        is_critical = market.shortest_s >= self.critical * horizon
+        is_patient = self.objective in ("jct", "fairness")  # they wait until it is the last moment
+        is_critical = market.shortest_s >= (1.0 if is_patient else self.critical) * horizon
         # A margin for those that run, or jobs of equal length would swap places every round.
         late = np.where(runs, 1.1 * market.home_s + 2 * queue.slot_s, market.home_s)
         if self.objective == "balanced":
@@ -99,8 +100,7 @@ class Hadar:
         elif self.objective == "makespan":
             tier = np.where(is_critical, FIRST, NEXT)
         else:
-            is_critical = np.zeros(len(queue), dtype=np.bool_)
-            tier = np.full(len(queue), LAST)
+            tier = np.where(is_critical, FIRST, LAST)
         cost = market.cost * np.where(runs, self.loyalty, 1.0)
         last = -_unfairness(market, runs) if self.objective == "fairness" else cost
         within = np.choose(tier, [-market.shortest_s, -late, last])
@@ -124,13 +124,15 @@ class Hadar:
     def _by_payoff(
         self, queue: Queue, free: list[int], seated: dict[int, Allocation]
     ) -> dict[int, Allocation]:
-        """Algorithm 2 made greedy: the highest utility for a device first, while it pays."""
+        """Algorithm 2 made greedy: the most utility for a device and slot first, while it pays."""
         prices = paper_prices(queue)
-        worth = prices.t_min / (prices.age + prices.t_min) / queue.gang
+        worth = 1 / ((prices.age + prices.t_min) * queue.gang)
         market = Market(queue, np.ones(len(free)), free)
         for j in np.lexsort((queue.ids, queue.arrived_s, -worth)).tolist():
             if queue.ids[j] in seated:
                 continue
+            if not any(market.free):
+                break
             taken = [int(c) - f for c, f in zip(queue.capacity, market.free, strict=True)]
             market.reprice([prices.at(r, load) for r, load in enumerate(taken)])
             best, choice = 0.0, None

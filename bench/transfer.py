@@ -1,0 +1,208 @@
+"""Files to and from a node over loopback sshd, beside scp in the same run.
+
+    python -m bench.transfer [--mb 100 1000] [--repeats 3]
+
+Ours hashes every byte on both ends, scp does not. ``process`` is what hadar takes for files from
+8 MB on, ``channel`` what it takes for small ones and behind jump hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from hadar_cli.adapters.config import read_nodes
+from hadar_cli.adapters.openssh import BulkProcess
+from hadar_cli.adapters.ssh import become, command_of
+from hadar_cli.adapters.ssh_config import endpoint_of
+from hadar_cli.adapters.ssh_transport import SshTransport
+from hadar_cli.adapters.transfer import TransferSession
+from hadar_cli.core.model import Node
+from tests.support.lab import Lab, running
+
+NODES = 5
+
+
+@contextmanager
+def session(node: Node, way: str) -> Iterator[TransferSession]:
+    transport = SshTransport.logged_in(endpoint_of(node))
+    process = None
+    try:
+        if way == "process":
+            process = BulkProcess(transport.endpoint, transport.host_key, command_of(node), 60.0)
+            yield TransferSession(become(process.stream, node, "transfer"))
+        else:
+            yield TransferSession(become(transport.run(command_of(node)), node, "transfer"))
+    finally:
+        if process:
+            process.close()
+        transport.close()
+
+
+class Course:
+    """One node with a file on either side, and a stopwatch."""
+
+    def __init__(self, lab: Lab, node: Node, source: Path, digest: str) -> None:
+        self.lab, self.node, self.source, self.digest = lab, node, source, digest
+        self.there = lab[node.name].home / "bench"
+        self.back = source.with_name(f"back-{node.name}")
+
+    def scp(self, pull: bool) -> None:
+        words = ["scp", "-q", *self.lab.ssh(self.node.name)[1:-1]]
+        words[words.index("-p")] = "-P"
+        far = f"127.0.0.1:{self.there}/scp"
+        self.there.mkdir(exist_ok=True)
+        ends = [far, str(self.back)] if pull else [str(self.source), far]
+        subprocess.run([*words, *ends], check=True)
+
+    def ours(self, files: TransferSession, pull: bool) -> None:
+        if pull:
+            assert files.get(str(self.there / self.digest), self.back) == self.digest
+        else:
+            assert files.put(self.source, self.digest, str(self.there))[1]
+
+    def clear(self, pull: bool) -> None:
+        for path in [self.back] if pull else [self.there / "scp", self.there / self.digest]:
+            path.unlink(missing_ok=True)
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def race(course: Course, repeats: int) -> None:
+    """All ways take turns, so that what else the machine does hits them alike."""
+    size = course.source.stat().st_size / 1e6
+    with session(course.node, "process") as process, session(course.node, "channel") as channel:
+        ways: dict[str, Callable[[bool], None]] = {
+            "scp": course.scp,
+            "process": lambda pull: course.ours(process, pull),
+            "channel": lambda pull: course.ours(channel, pull),
+        }
+        for pull in (False, True):
+            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(repeats):
+                for way, move in ways.items():
+                    course.clear(pull)
+                    seconds[way].append(timed(lambda move=move: move(pull)))  # type: ignore[misc]
+            if not pull:
+                course.ours(process, False) if not (course.there / course.digest).exists() else None
+                course.scp(False)
+            rates = {way: size / statistics.median(s) for way, s in seconds.items()}
+            told = "  ".join(
+                f"{way} {rate:5.0f} MB/s ({rate / rates['scp']:4.2f} x scp)"
+                for way, rate in rates.items()
+            )
+            print(f"{'pull' if pull else 'push'} {size:5.0f} MB:  {told}")
+        course.clear(False), course.clear(True)
+
+
+def race_at_once(courses: list[Course], repeats: int) -> None:
+    size = courses[0].source.stat().st_size / 1e6
+    rates: dict[str, float] = {}
+    with ThreadPoolExecutor(len(courses)) as pool:
+        for way in ("channel", "process"):
+            sessions = [session(course.node, way) for course in courses]
+            files = [s.__enter__() for s in sessions]
+            for course, one in zip(courses, files, strict=True):
+                course.clear(False)
+                course.ours(one, False)
+
+            def pull(pair: tuple[Course, TransferSession]) -> None:
+                pair[0].ours(pair[1], True)
+
+            pairs = list(zip(courses, files, strict=True))
+            for name, chosen in ((f"one {way}", pairs[:1]), (f"five by {way}", pairs)):
+                seconds = []
+                for _ in range(repeats):
+                    for course in courses:
+                        course.clear(True)
+                    seconds.append(timed(lambda chosen=chosen: list(pool.map(pull, chosen))))  # type: ignore[misc]
+                rates[name] = len(chosen) * size / statistics.median(seconds)
+            for s in sessions:
+                s.__exit__(None, None, None)
+        for course in courses:
+            course.scp(False)
+        seconds = []
+        for _ in range(repeats):
+            for course in courses:
+                course.clear(True)
+            seconds.append(timed(lambda: list(pool.map(lambda c: c.scp(True), courses))))
+        rates["five by scp"] = len(courses) * size / statistics.median(seconds)
+    told = "  ".join(f"{name} {rate:.0f} MB/s" for name, rate in rates.items())
+    print(f"pulls of {size:.0f} MB, in all:  {told}")
+    one = rates["one channel"]
+    print(f"five by process = {rates['five by process'] / one:.2f} x one channel")
+
+
+def peak_memory(inventory: Path, source: Path) -> float:
+    """Of a fresh process that pushes and pulls the file, in MB."""
+    words = [sys.executable, "-m", "bench.transfer", "--worker", str(inventory), str(source)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def work(inventory: Path, source: Path) -> None:
+    node = read_nodes(inventory)[0]
+    there, back = inventory.parent / node.name / "home" / "memory", source.with_name("memory")
+    for way in ("process", "channel"):
+        with session(node, way) as files:
+            path, _ = files.put(source, digest_of(source), str(there / way))
+            files.get(path, back)
+        back.unlink()
+        Path(path).unlink()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def digest_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def make(path: Path, mb: int) -> Path:
+    with path.open("wb") as file:
+        for _ in range(mb):
+            file.write(os.urandom(1_000_000))
+    return path
+
+
+def main() -> None:
+    usage = argparse.ArgumentParser(description=__doc__)
+    usage.add_argument("--mb", type=int, nargs="+", default=[100, 1000])
+    usage.add_argument("--repeats", type=int, default=3)
+    usage.add_argument("--worker", type=Path, nargs=2, help=argparse.SUPPRESS)
+    asked = usage.parse_args()
+    if asked.worker:
+        work(*asked.worker)
+        return
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "lab", NODES) as lab:
+        nodes = read_nodes(lab.inventory)
+        for mb in asked.mb:
+            source = make(Path(folder) / f"{mb}", mb)
+            race(Course(lab, nodes[0], source, digest_of(source)), asked.repeats)
+        source = Path(folder) / str(min(asked.mb))
+        digest = digest_of(source)
+        race_at_once([Course(lab, node, source, digest) for node in nodes], asked.repeats)
+        memory = {mb: peak_memory(lab.inventory, Path(folder) / f"{mb}") for mb in asked.mb}
+        told = "  ".join(f"{mb} MB: {peak:.0f} MB" for mb, peak in memory.items())
+        print(f"the head's peak memory, by file size:  {told}")
+
+
+if __name__ == "__main__":
+    main()
