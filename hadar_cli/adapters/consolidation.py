@@ -20,9 +20,7 @@ class StoreConsolidator:
         self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
     ) -> Consolidated:
         copies = [
-            tensors.Contribution(
-                number, self._store.object_path(c.weights), c.steps, c.batch_size
-            )
+            tensors.Contribution(number, self._store.object_path(c.weights), c.steps, c.batch_size)
             for number, c in enumerate(sorted(inputs, key=lambda c: (c.copy, c.attempt)))
         ]
         attempts = [c.attempt for c in sorted(inputs, key=lambda c: (c.copy, c.attempt))]

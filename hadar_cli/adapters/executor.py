@@ -19,6 +19,9 @@ _RENEW_EVERY_S = 3.0
 class NodeExecutor:
     """Devices of several nodes behind the executor port; no node waits for another."""
 
+    tick_s = 0.5
+    prolongs = False  # handing in at the slot's end is also the checkpoint
+
     def __init__(
         self, connections: Sequence[Connection], epoch: int, clock_starts_at: float
     ) -> None:
@@ -53,9 +56,9 @@ class NodeExecutor:
         except queue.Empty:
             return reports
 
-    def recall(self) -> None:
+    def recall(self, attempts: Sequence[str] | None = None) -> None:
         for node in self._nodes:
-            node.recall()
+            node.recall(attempts)
 
     def stop(self, grace_s: float) -> None:
         self._closing.set()

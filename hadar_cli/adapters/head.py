@@ -112,7 +112,7 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts) -> RunState:
     tracker = Tracker(
         facts.mix, names, state, journal, StoreConsolidator(store), executor.now, observer
     )
-    loop = RoundLoop(facts.mix, names, policy, executor, tracker, rates, observer)
+    loop = RoundLoop(facts.mix, devices, policy, executor, tracker, rates, observer)
     tracker.record(events.HeadStarted(executor.now(), epoch, _versions()))
     try:
         loop.run(lambda: lower_bound(facts.mix, devices, read_journal(store.journal_path)))

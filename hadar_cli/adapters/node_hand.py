@@ -131,10 +131,11 @@ class NodeHand:
         except LinkLostError:
             self._connection.abort()
 
-    def recall(self) -> None:
-        """Asks every copy under way to hand in now; its result arrives like any other."""
-        for held in list(self._attempts.values()):
-            self._do(self._release, held.order.device)
+    def recall(self, attempts: Sequence[str] | None) -> None:
+        """Asks these copies, or all, to hand in now; their results arrive like any other."""
+        for attempt, held in list(self._attempts.items()):
+            if attempts is None or attempt in attempts:
+                self._do(self._release, held.order.device)
 
     def stop(self, grace_s: float) -> None:
         if not self._closing.is_set():

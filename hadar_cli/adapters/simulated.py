@@ -7,6 +7,7 @@ Weights are not simulated; ``NoWeights`` merges nothing and accepts everything.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from hadar_cli.app.ports import (
     Failed,
     HandedIn,
     NodeGone,
+    Progressed,
     Report,
 )
 from hadar_cli.core.events import Event
@@ -28,8 +30,23 @@ from hadar_cli.core.model import MergeRules
 class Costs:
     """What a copy costs beside its steps."""
 
-    start_s: float = 2.0  # of a copy that is not warm on its device
+    start_s: float = 2.0  # of a copy that is not warm on its devices
     sync_s: float = 0.2  # handing in, merging and handing out
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy under way. ``coming`` is the number of the report that will end it."""
+
+    order: CopyOrder
+    began: float
+    start_s: float
+    rate: float
+    coming: int = 0
+
+    def steps_by(self, t: float) -> int:
+        trained = self.rate * max(0.0, t - self.began - self.start_s)
+        return min(len(self.order.steps), int(trained + 1e-9))
 
 
 @dataclass(order=True, slots=True)
@@ -40,20 +57,27 @@ class _Coming:
 
 
 class SimulatedExecutor:
-    """``rate`` is the truth about steps per second, which the scheduler may only guess at."""
+    """``rate`` is the truth about a gang's steps per second, which a scheduler may only guess.
+
+    ``prolongs``: copies without a deadline run on from slot to slot, as schedulers of whole jobs
+    assume; without it they hand in at every slot's end, as on real nodes.
+    """
+
+    tick_s = math.inf
 
     def __init__(
         self,
-        rate: Callable[[int, str], float],
+        rate: Callable[[int, tuple[str, ...]], float],
         costs: Costs = Costs(),
         starts_at: float = 0.0,
+        prolongs: bool = False,
     ) -> None:
-        self._rate, self._costs = rate, costs
+        self._rate, self._costs, self.prolongs = rate, costs, prolongs
         self._now = starts_at
         self._coming: list[_Coming] = []
         self._number = 0
-        self._warm: dict[str, int] = {}
-        self._orders: dict[str, tuple[float, CopyOrder]] = {}
+        self._warm: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._copies: dict[str, _Copy] = {}
         self._gone: set[str] = set()
 
     def now(self) -> float:
@@ -61,36 +85,42 @@ class SimulatedExecutor:
 
     def adopt(self, orders: Sequence[CopyOrder]) -> None:
         for order in orders:
-            why = "a simulation ends with its head"
-            self._schedule(self._now, Failed(order.attempt, why, node_fault=True))
+            self._schedule(
+                self._now, Failed(order.attempt, "its node knows nothing of it", node_fault=True)
+            )
 
     def start(self, order: CopyOrder) -> None:
-        if order.device in self._gone:
-            self._schedule(self._now, Failed(order.attempt, "its node is gone"))
+        if self._gone.intersection(order.devices):
+            failed = Failed(order.attempt, "its node is gone", node_fault=True)
+            self._schedule(self._now, failed)
             return
-        self._orders[order.attempt] = (self._now, order)
-        self._hand_in_at(order, self._now + order.seconds)
+        held = (order.job.id, order.devices)
+        is_warm = all(self._warm.get(device) == held for device in order.devices)
+        self._warm |= dict.fromkeys(order.devices, held)
+        start_s = 0.0 if is_warm else self._costs.start_s
+        rate = self._rate(order.job.id, order.devices)
+        copy = self._copies[order.attempt] = _Copy(order, self._now, start_s, rate)
+        self._hand_in_by(copy, self._now + order.seconds)
 
     def wait(self, until: float) -> list[Report]:
-        reports: list[Report] = []
-        while self._coming and self._coming[0].at <= until and not reports:
+        while self._coming and self._coming[0].at <= until:
             coming = heapq.heappop(self._coming)
-            if self._still_expected(coming.report):
+            if self._still_holds(coming):
                 self._now = max(self._now, coming.at)
-                reports.append(coming.report)
-        if not reports:
-            self._now = max(self._now, until)
-        return reports
+                return [coming.report]
+        if math.isinf(until):
+            return []
+        self._now = max(self._now, until)
+        return self._progress()
 
-    def recall(self) -> None:
-        for began, order in list(self._orders.values()):
-            self._coming = [c for c in self._coming if not _is_about(c.report, order.attempt)]
-            heapq.heapify(self._coming)
-            self._hand_in_at(order, self._now, began)
+    def recall(self, attempts: Sequence[str] | None = None) -> None:
+        for attempt in list(self._copies) if attempts is None else attempts:
+            if attempt in self._copies:
+                self._hand_in_by(self._copies[attempt], self._now, recalled=True)
 
     def stop(self, grace_s: float) -> None:
         self._coming.clear()
-        self._orders.clear()
+        self._copies.clear()
 
     # -- faults ------------------------------------------------------------------------------
 
@@ -100,51 +130,57 @@ class SimulatedExecutor:
 
     # -- details -----------------------------------------------------------------------------
 
-    def _hand_in_at(self, order: CopyOrder, latest: float, began: float | None = None) -> None:
+    def _progress(self) -> list[Report]:
+        """Copies without a deadline tell how far they are whenever someone looks."""
+        return [
+            Progressed(attempt, copy.steps_by(self._now), self._now - copy.began)
+            for attempt, copy in self._copies.items()
+            if math.isinf(copy.order.seconds)
+        ]
+
+    def _hand_in_by(self, copy: _Copy, latest: float, recalled: bool = False) -> None:
         """Schedules the copy's return at its quota or at ``latest``, whichever comes first."""
-        began = self._now if began is None else began
-        is_warm = self._warm.get(order.device) == order.job.id
-        start_s = 0.0 if is_warm else self._costs.start_s
-        self._warm[order.device] = order.job.id
-        rate = self._rate(order.job.id, order.device)
-        least = 0.2 * order.seconds  # as in the worker: a long start still leaves time to train
-        seconds = max(latest - began - start_s, least)
-        steps = min(len(order.steps), max(int(rate * seconds), 1 if order.steps else 0))
+        order, quota = copy.order, len(copy.order.steps)
+        steps = copy.steps_by(latest) if math.isfinite(latest) else quota
+        if not recalled and math.isfinite(latest):
+            # As in the worker: a long start still leaves time to train.
+            least = int(copy.rate * 0.2 * order.seconds)
+            steps = min(quota, max(steps, least, 1))
+        train_s = steps / copy.rate
         result = CopyResult(
             steps=steps,
             slices=order.steps.first(steps).ranges,
-            start_s=start_s,
-            train_s=steps / rate,
+            start_s=copy.start_s,
+            train_s=train_s,
             save_s=self._costs.sync_s,
-            stopped="steps" if steps == len(order.steps) else "deadline",
-            quality={"simulated": float(order.global_step)} if order.evaluate else None,
+            stopped="steps" if steps == quota else "deadline",
         )
         weights = order.attempt if order.hand_in else None
-        ends = began + start_s + result.train_s + self._costs.sync_s
-        self._schedule(
-            max(ends, self._now), HandedIn(order.attempt, result, weights, is_warm, True)
-        )
+        ends = copy.began + copy.start_s + train_s + self._costs.sync_s
+        report = HandedIn(order.attempt, result, weights, copy.start_s == 0.0, True)
+        at = max(self._now, min(ends, self._now + self._costs.sync_s) if recalled else ends)
+        copy.coming = self._schedule(at, report)
 
-    def _still_expected(self, report: Report) -> bool:
-        match report:
-            case HandedIn() | Failed():
-                held = self._orders.pop(report.attempt, None)
-                return isinstance(report, Failed) or held is not None
-            case NodeGone():
+    def _still_holds(self, coming: _Coming) -> bool:
+        """Whether the report was not overtaken by another end of its copy."""
+        match coming.report:
+            case HandedIn() as report:
+                copy = self._copies.get(report.attempt)
+                if copy is None or copy.coming != coming.number:
+                    return False
+                del self._copies[report.attempt]
+            case NodeGone() as report:
                 self._gone.update(report.devices)
-                for attempt, (_, order) in list(self._orders.items()):
-                    if order.device in report.devices:
-                        del self._orders[attempt]
-                        self._schedule(self._now, Failed(attempt, report.why))
+                for attempt, copy in list(self._copies.items()):
+                    if self._gone.intersection(copy.order.devices):
+                        del self._copies[attempt]
+                        self._schedule(coming.at, Failed(attempt, report.why, node_fault=True))
         return True
 
-    def _schedule(self, at: float, report: Report) -> None:
+    def _schedule(self, at: float, report: Report) -> int:
         self._number += 1
         heapq.heappush(self._coming, _Coming(at, self._number, report))
-
-
-def _is_about(report: Report, attempt: str) -> bool:
-    return isinstance(report, (HandedIn, Failed)) and report.attempt == attempt
+        return self._number
 
 
 class NoWeights:

@@ -30,6 +30,11 @@ class CopyOrder:
     lr_scale: float = 1.0
     evaluate: bool = False
     hand_in: bool = True  # an evaluation leaves no weights
+    gang: tuple[str, ...] = ()  # all devices of a multi-device job
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.gang or (self.device,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,9 @@ Report: TypeAlias = Progressed | HandedIn | Failed | NodeGone | NodeBack
 class Executor(Protocol):
     """Runs copies on devices: local processes, SSH nodes, or a simulation."""
 
+    tick_s: float  # how long a wait may last before someone wants to look
+    prolongs: bool  # whether a copy may run on from slot to slot, until it is recalled
+
     def now(self) -> float:
         """Seconds on the run's clock."""
         ...
@@ -120,8 +128,8 @@ class Executor(Protocol):
         """Reports since the last call; returns when there are some, or at ``until``."""
         ...
 
-    def recall(self) -> None:
-        """Asks every copy under way to hand in now; the reports arrive as usual."""
+    def recall(self, attempts: Sequence[str] | None = None) -> None:
+        """Asks these copies, or all under way, to hand in now; the reports arrive as usual."""
         ...
 
     def stop(self, grace_s: float) -> None:

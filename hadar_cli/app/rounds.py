@@ -25,14 +25,14 @@ from hadar_cli.app.ports import (
 )
 from hadar_cli.app.tracker import Tracker
 from hadar_cli.core import events
-from hadar_cli.core.model import Mix
+from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies.registry import ClusterView, JobView, Policy, Stint
 from hadar_cli.core.state import JobState
-from hadar_cli.core.throughput import RateModel
+from hadar_cli.core.throughput import Rates
 from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
 
 _ERRAND_S = 300.0
-_TICK_S = 0.5
+_RECALL_TICK_S = 0.5
 _RECALL_S = 15.0
 _FIRST_START_COST_S = 2.5  # of a cold copy, until one has been measured
 _LEAST_STINT_S = 0.5
@@ -59,14 +59,16 @@ class RoundLoop:
     def __init__(
         self,
         mix: Mix,
-        devices: Sequence[str],
+        devices: Sequence[Device],
         policy: Policy,
         executor: Executor,
         tracker: Tracker,
-        rates: RateModel,
+        rates: Rates,
         observer: Observer,
     ) -> None:
-        self._mix, self._devices, self._policy = mix, tuple(devices), policy
+        self._mix, self._policy = mix, policy
+        self._cluster = tuple(devices)
+        self._devices = tuple(device.name for device in devices)
         self._executor, self._tracker, self._rates = executor, tracker, rates
         self._observer = observer
         self._state = tracker.state
@@ -75,7 +77,10 @@ class RoundLoop:
         self._warm: dict[str, int] = {}  # device -> job whose copy waits there
         self._waits: dict[int, bool] = {}  # job -> whether its processes stay for more orders
         self._refused: set[str] = set()  # devices lost for security's sake
+        self._progress: dict[str, int] = {}  # attempt -> steps it has told of
         self._start_cost_s = _FIRST_START_COST_S
+        # Copies of an unforked job need no merge at the slot's end: where they can, they run on.
+        self._lasting = executor.prolongs and not policy.forks
 
     def run(self, lower_bound: Callable[[], float | None] = lambda: None) -> None:
         """Trains until every job has its steps and its final quality is known."""
@@ -90,7 +95,7 @@ class RoundLoop:
         self._executor.recall()
         give_up_at = self._executor.now() + _RECALL_S
         while self._under_way() and self._executor.now() < give_up_at:
-            for report in self._executor.wait(self._executor.now() + _TICK_S):
+            for report in self._executor.wait(self._executor.now() + _RECALL_TICK_S):
                 self._take(report)
             self._observer.tick()
         self._tracker.record(events.RunStopped(self._executor.now(), why))
@@ -113,13 +118,15 @@ class RoundLoop:
         stints = self._policy.plan(self._view(devices, self._mix.slot_s))
         self._tracker.plan_round(stints)
         round_ = _Round(ends_at=self._executor.now() + self._mix.slot_s)
+        if self._lasting:
+            devices, stints = self._devices, self._reassign(stints)
         round_.plan(devices, stints)
         self._start_planned(round_)
         self._keep_devices_busy(round_)
         if not self._under_way():
             self._wait_for_work()
-        while self._busy or (self._errands and self._must_wait(round_)):
-            reports = self._executor.wait(self._executor.now() + _TICK_S)
+        while self._goes_on(round_):
+            reports = self._executor.wait(self._next_look(round_))
             for report in reports:
                 self._take(report)
                 if isinstance(report, Failed):
@@ -131,9 +138,29 @@ class RoundLoop:
     def _under_way(self) -> bool:
         return bool(self._busy or self._errands)
 
-    def _must_wait(self, round_: _Round) -> bool:
-        """Whether errands are all there is to do: another round would only wait for them too."""
-        return not (round_.has_trained and self._state.unfinished)
+    def _goes_on(self, round_: _Round) -> bool:
+        if self._busy:
+            return not self._lasting or self._executor.now() < round_.ends_at
+        # Errands may be all there is to do: another round would only wait for them too.
+        return bool(self._errands) and not (round_.has_trained and self._state.unfinished)
+
+    def _next_look(self, round_: _Round) -> float:
+        tick = self._executor.now() + self._executor.tick_s
+        return min(tick, round_.ends_at) if self._lasting else tick
+
+    def _reassign(self, stints: Sequence[Stint]) -> list[Stint]:
+        """Leaves gangs that stay together at work, recalls the others; the rest is to be started."""
+        stays = {(stint.job, stint.devices) for stint in stints}
+        held = {(c.job, c.devices): c.attempt for c in self._copies()}
+        recalled = {attempt for gang, attempt in held.items() if gang not in stays}
+        self._executor.recall(sorted(recalled))
+        while recalled & set(self._busy.values()):
+            for report in self._executor.wait(self._executor.now() + self._executor.tick_s):
+                self._take(report)
+        return [stint for stint in stints if (stint.job, stint.devices) not in held]
+
+    def _copies(self) -> list[events.CopyStarted]:
+        return [self._state.started[attempt] for attempt in set(self._busy.values())]
 
     def _keep_devices_busy(self, round_: _Round) -> None:
         """Starts what is next on every idle device; plans more where a list has run out."""
@@ -142,24 +169,27 @@ class RoundLoop:
         left = round_.ends_at - self._executor.now()
         if self._idle() and left > _LEAST_STINT_S:
             devices = self._available()
-            round_.plan(devices, self._policy.plan(self._view(devices, left)))
+            more = self._policy.plan(self._view(devices, left))
+            round_.plan(devices, [stint for stint in more if stint.device not in self._busy])
             self._start_planned(round_)
-            self._prepare_ahead()
+            if self._policy.forks:
+                self._prepare_ahead()
 
     def _start_planned(self, round_: _Round) -> None:
         """Starts the next stint of every idle device's list, all copies of a job knowing of each
         other: together they set its learning rate."""
         left = round_.ends_at - self._executor.now()
-        stints = [self._next_stint(round_.lists.get(d, deque()), left) for d in self._idle()]
-        chosen = [stint for stint in stints if stint]
+        idle = set(self._idle())
+        stints = [self._next_stint(round_.lists.get(d, deque()), left, idle) for d in idle]
+        chosen = sorted((stint for stint in stints if stint), key=lambda stint: stint.device)
         expected = {stint.job: self._expected_steps(stint.job, chosen, left) for stint in chosen}
         for stint in chosen:
             if self._state.jobs[stint.job].free:
                 self._start(stint, left, expected[stint.job])
                 round_.has_trained = True
 
-    def _next_stint(self, stints: deque[Stint], left: float) -> Stint | None:
-        while stints:
+    def _next_stint(self, stints: deque[Stint], left: float, idle: set[str]) -> Stint | None:
+        while stints and idle.issuperset(stints[0].devices):
             stint = stints.popleft()
             if self._is_worth_starting(stint, left):
                 return stint
@@ -171,9 +201,11 @@ class RoundLoop:
         return bool(self._state.jobs[stint.job].free) and left > min(needed, self._mix.slot_s / 2)
 
     def _start(self, stint: Stint, left: float, expected: Sequence[int]) -> None:
-        order = self._tracker.hand_out(stint, left, expected)
-        self._busy[stint.device] = order.attempt
-        self._warm[stint.device] = stint.job
+        seconds = float("inf") if self._lasting else left
+        order = self._tracker.hand_out(stint, seconds, expected)
+        for device in stint.devices:
+            self._busy[device] = order.attempt
+            self._warm[device] = stint.job
         self._executor.start(order)
 
     def _expected_steps(self, job: int, chosen: Sequence[Stint], left: float) -> list[int]:
@@ -204,6 +236,7 @@ class RoundLoop:
     def _take(self, report: Report) -> None:
         match report:
             case Progressed():
+                self._progress[report.attempt] = report.steps
                 self._observer.progressed(report)
             case HandedIn():
                 device = self._free(report.attempt)
@@ -230,16 +263,17 @@ class RoundLoop:
                     self._tracker.record(events.DeviceReturned(self._executor.now(), device))
 
     def _free(self, attempt: str) -> str:
-        device = self._state.device_of(attempt)
-        for held in (self._busy, self._errands):
-            if held.get(device) == attempt:
-                del held[device]
-        return device
+        self._progress.pop(attempt, None)
+        for device in self._state.started[attempt].devices:
+            for held in (self._busy, self._errands):
+                if held.get(device) == attempt:
+                    del held[device]
+        return self._state.device_of(attempt)
 
     def _learn(self, report: HandedIn) -> None:
         started = self._state.started[report.attempt]
         result = report.result
-        if result.steps:
+        if result.steps and not started.gang:
             self._rates.observe(started.job, started.device, result.steps, result.train_s)
         if not report.warm:
             self._start_cost_s += 0.3 * (result.start_s - self._start_cost_s)
@@ -269,7 +303,8 @@ class RoundLoop:
         if not arrivals:
             raise HadarError("the policy left every device idle although there is work to do")
         while self._executor.now() < min(arrivals):
-            for report in self._executor.wait(min(*arrivals, self._executor.now() + _TICK_S)):
+            tick = self._executor.now() + self._executor.tick_s
+            for report in self._executor.wait(min(*arrivals, tick)):
                 self._take(report)
             self._observer.tick()
 
@@ -280,7 +315,7 @@ class RoundLoop:
         return [
             job
             for job in self._state.jobs.values()
-            if job.is_trained and job.untrained is not None and job.quality is None
+            if job.untrained is not None and job.quality is None and job.is_trained
         ]
 
     def _start_evaluations(self) -> None:
@@ -312,15 +347,21 @@ class RoundLoop:
 
     def _view(self, devices: Sequence[str], seconds: float, ahead: bool = False) -> ClusterView:
         """What the policy may know; ``ahead`` looks past the solo phase, to what comes next."""
+        queue = [job for job in self._state.unfinished if self._arrived(job)]
+        copies = self._copies()
         return ClusterView(
+            now_s=self._executor.now(),
+            slot_s=self._mix.slot_s,
             seconds=seconds,
             devices=tuple(devices),
-            jobs=tuple(
-                self._job_view(job, ahead) for job in self._state.unfinished if self._arrived(job)
-            ),
-            rate=self._rates.rate,
-            current=dict(self._warm),
+            jobs=lambda: [self._job_view(job, ahead) for job in queue],
+            rates=self._rates,
+            current=self._warm,
             start_cost_s=self._start_cost_s,
+            cluster=tuple(d for d in self._cluster if self._is_here(d.name)),
+            queue=queue,
+            running={copy.job: copy.devices for copy in copies},
+            progress={copy.job: self._progress.get(copy.attempt, 0) for copy in copies},
         )
 
     def _job_view(self, job: JobState, ahead: bool) -> JobView:

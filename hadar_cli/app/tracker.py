@@ -68,24 +68,24 @@ class Tracker:
         job = self.state.jobs[stint.job]
         steps = job.free.first(stint.steps)
         scale = self._scale(job, expected)
-        return self._order(job, stint.device, seconds, steps, scale, "train")
+        return self._order(job, stint.devices, seconds, steps, scale, "train")
 
     def hand_out_errand(
         self, job: JobState, device: str, seconds: float, purpose: str
     ) -> CopyOrder:
         """An order without steps: to evaluate the committed weights, or to prepare a process."""
-        return self._order(job, device, seconds, StepSet(), 1.0, purpose)
+        return self._order(job, (device,), seconds, StepSet(), 1.0, purpose)
 
     def _order(
         self,
         job: JobState,
-        device: str,
+        devices: tuple[str, ...],
         seconds: float,
         steps: StepSet,
         scale: float,
         purpose: str,
     ) -> CopyOrder:
-        fork = self._fork_of[device]
+        fork = self._fork_of[devices[0]]
         copy = copy_id(job.job.id, fork, self._max_job_count)
         number = len(self.state.started) + 1
         attempt = f"e{self.state.epoch}-r{self.state.round}-c{copy}-{number}"
@@ -94,12 +94,13 @@ class Tracker:
             attempt,
             job.job.id,
             copy,
-            device,
+            devices[0],
             self.state.round,
             job.generation,
             steps.ranges,
             scale,
             purpose,
+            devices if len(devices) > 1 else (),
         )
         self.record(started)
         return self._order_of(started, seconds)
@@ -122,6 +123,7 @@ class Tracker:
             lr_scale=started.lr_scale,
             evaluate=purpose == "evaluate" or (purpose == "train" and job.generation == 0),
             hand_in=purpose == "train",
+            gang=started.gang,
         )
 
     def under_way(self) -> list[CopyOrder]:

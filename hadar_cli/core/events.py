@@ -38,6 +38,11 @@ class CopyStarted:
     slices: tuple[Range, ...]
     lr_scale: float = 1.0
     purpose: str = "train"  # or an errand: "evaluate" the weights, "prepare" a process
+    gang: tuple[str, ...] = ()  # all devices of a multi-device job; ``device`` is its first
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.gang or (self.device,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,10 @@ class JobState:
     errands: dict[str, events.CopyStarted] = field(default_factory=dict)
     handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
 
-    @property
-    def remaining(self) -> int:
-        return self.job.target_steps - len(self.done)
+    remaining: int = field(init=False)  # steps not committed yet
+
+    def __post_init__(self) -> None:
+        self.remaining = self.job.target_steps
 
     @property
     def is_trained(self) -> bool:
@@ -56,6 +57,7 @@ class RunState:
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.jobs = {job.id: JobState(job) for job in jobs}
+        self._open = dict(self.jobs)
         self.started: dict[str, events.CopyStarted] = {}
         self.lost_devices: dict[str, str] = {}
         self.now = 0.0
@@ -65,7 +67,7 @@ class RunState:
 
     @property
     def unfinished(self) -> list[JobState]:
-        return [state for state in self.jobs.values() if not state.is_trained]
+        return list(self._open.values())
 
     def device_of(self, attempt: str) -> str:
         return self.started[attempt].device
@@ -144,8 +146,10 @@ class RunState:
         job.generation = event.generation
         job.weights = event.weights
         job.effective_steps += sum(s * s for s in steps) / sum(steps) * self._lr_gain(event)
+        job.remaining = job.job.target_steps - len(job.done)
         if job.is_trained:
             job.finished_at = event.t
+            del self._open[event.job]
 
     def _lr_gain(self, event: events.WeightsMerged) -> float:
         """A scaled learning rate makes up for the averaging: see DESIGN of merging in the docs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,24 @@ INTERACTION_ERROR = math.log(1.3)
 
 # Steps or seconds beyond these say that a clock or a script is broken.
 _LEAST, _MOST = 1e-9, 1e15
+
+
+class Rates(Protocol):
+    """What a scheduler knows of speeds."""
+
+    def rate(self, job_id: int, device_name: str) -> float:
+        """Steps per second of a job on a single device."""
+        ...
+
+    def by_kind(
+        self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]
+    ) -> tuple[Matrix, Matrix | None]:
+        """Jobs × kinds, for one device of a gang: consolidated, and spread over more nodes."""
+        ...
+
+    def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None:
+        """Take in ``steps`` done in ``seconds`` of training."""
+        ...
 
 
 class RateModel:
@@ -74,6 +93,14 @@ class RateModel:
     def matrix(self, job_ids: Sequence[int]) -> Matrix:
         """``rate`` of these jobs (rows) on all devices (columns, in the order given)."""
         return self._current()[[self._row[job_id] for job_id in job_ids]]
+
+    def by_kind(
+        self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]
+    ) -> tuple[Matrix, None]:
+        """The mean over the devices of each kind; nothing is known of spread gangs."""
+        columns = [[self._column[d.name] for d in devices if d.kind == kind] for kind in kinds]
+        rates = self.matrix([job.id for job in jobs])
+        return np.stack([rates[:, c].mean(axis=1) for c in columns], axis=1), None
 
     def estimated(self, job_id: int, device_name: str) -> float:
         """What the formula said."""

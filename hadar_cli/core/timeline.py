@@ -108,17 +108,21 @@ class _Tracing:
         self._end_round()
 
     def _close(self, attempt: str, finished: events.CopyFinished | None) -> None:
-        started = self.open.pop(attempt, None)
-        if started is None or started.device not in self.spans:
-            return
-        spans = self.spans[started.device]
+        if started := self.open.pop(attempt, None):
+            for device in self.spans.keys() & set(started.devices):
+                self._add_span(device, started, finished)
+
+    def _add_span(
+        self, device: str, started: events.CopyStarted, finished: events.CopyFinished | None
+    ) -> None:
+        spans = self.spans[device]
         begin = max(started.t, spans[-1].end if spans else 0.0)
         end = max(begin, self.now)
         train_s = _at_most(finished.train_s, end - begin) if finished else 0.0
         spans.append(
             Span(
-                attempt,
-                started.device,
+                started.attempt,
+                device,
                 started.job,
                 begin,
                 end,

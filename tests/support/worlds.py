@@ -53,7 +53,7 @@ def make_world(
     mix: Mix,
     nodes: tuple[Node, ...] | None = None,
     *,
-    rate: Callable[[int, str], float] | None = None,
+    rate: Callable[[int, tuple[str, ...]], float] | None = None,
     costs: Costs = Costs(),
     past: Sequence[events.Event] = (),
     journal: Journal | None = None,
@@ -66,11 +66,11 @@ def make_world(
     for event in past:
         state.apply(event)
     executor = SimulatedExecutor(
-        rate or (lambda job, device: 20.0 * speeds[device]), costs, starts_at=state.now
+        rate or (lambda job, gang: 20.0 * speeds[gang[0]]), costs, starts_at=state.now
     )
     memory = MemoryJournal()
     tracker = Tracker(mix, names, state, journal or memory, NoWeights(), executor.now, Observers())
     policy = registry.create(PolicyChoice(mix.policy.name, mix.policy.fields))
-    loop = RoundLoop(mix, names, policy, executor, tracker, rates, Observers())
+    loop = RoundLoop(mix, devices, policy, executor, tracker, rates, Observers())
     tracker.record(events.HeadStarted(executor.now(), state.epoch + 1))
     return World(mix, nodes, executor, tracker, loop, memory)

@@ -11,13 +11,20 @@ from hadar_cli.errors import InputError
 SPEEDS = {"fast": 10.0, "middle": 5.0, "slow": 1.0}
 
 
+class Speeds:
+    def rate(self, job: int, device: str) -> float:
+        return SPEEDS[device]
+
+
 def view(jobs: dict[int, int], current: dict[str, int] | None = None, **fields) -> ClusterView:
     views = tuple(
         JobView(Job(j, f"job-{j}", 10_000, 16), left, left, **fields.pop(f"job_{j}", {}))
         for j, left in jobs.items()
     )
-    defaults = {"seconds": 1000.0, "devices": tuple(SPEEDS), "rate": lambda j, d: SPEEDS[d]}
-    return ClusterView(jobs=views, current=current or {}, **{**defaults, **fields})
+    defaults = {"now_s": 0.0, "slot_s": 1000.0, "seconds": 1000.0, "devices": tuple(SPEEDS)}
+    return ClusterView(
+        jobs=lambda: views, rates=Speeds(), current=current or {}, **{**defaults, **fields}
+    )
 
 
 def steps_by_device(stints, job):
@@ -64,7 +71,7 @@ def test_a_share_too_short_to_start_for_is_left_to_the_others():
 
 def test_unknown_policies_and_fields_are_the_users_to_mend():
     with pytest.raises(InputError, match="did you mean 'hadare'"):
-        registry.create(PolicyChoice("hadarE2"))
+        registry.create(PolicyChoice("hadaree"))
     with pytest.raises(InputError, match="did you mean 'stickiness'"):
         registry.create(PolicyChoice("hadare", {"stickyness": 0.1}))
     with pytest.raises(InputError, match="is not a float"):

@@ -15,9 +15,12 @@ from typing import ClassVar
 import numpy as np
 
 from hadar_cli.core.fluid import gang_optimum
+from hadar_cli.core.policies.registry import register
 from hadar_cli.core.queue import Allocation, Decision, FloatArray, IntArray, Queue
 
-RESET=False
+RESET = False
+
+
 @dataclass(frozen=True, slots=True)
 class GavelMemory:
     """The last solution; its rows belong to ``ids``, ascending."""
@@ -28,6 +31,7 @@ class GavelMemory:
     rounds_then: FloatArray
 
 
+@register
 @dataclass(frozen=True, slots=True)
 class Gavel:
     """Max-min fairness: the smallest of the jobs' throughputs, each in units of what an equal
@@ -77,6 +81,7 @@ class Gavel:
         return GavelMemory(queue.now_s, ids, self.shares(queue)[order], queue.rounds_on[order])
 
 
+@register
 @dataclass(frozen=True, slots=True)
 class GavelMakespan(Gavel):
     """Minimum makespan: every job gets the shares with which all end together, soonest."""

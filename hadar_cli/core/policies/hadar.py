@@ -13,8 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from hadar_cli.core.pricing import FluidPrices, fluid_prices, paper_prices
 from hadar_cli.core.policies.market import Market
+from hadar_cli.core.policies.registry import register
+from hadar_cli.core.pricing import FluidPrices, fluid_prices, paper_prices
 from hadar_cli.core.queue import Allocation, BoolArray, Decision, FloatArray, IntArray, Queue
 from hadar_cli.errors import InputError, nearest
 
@@ -26,6 +27,7 @@ CHOICES = {
 FIRST, NEXT, LAST = 0, 1, 2  # tiers of the order in which jobs choose
 
 
+@register
 @dataclass(frozen=True, slots=True)
 class Hadar:
     """``critical``, ``theta`` and ``wide`` are shares of the time that the queue still needs.
@@ -49,7 +51,8 @@ class Hadar:
             if value not in known:
                 hint = nearest(str(value), known)
                 raise InputError(
-                    f"there is no {field} {value!r}" + (f"; did you mean {hint!r}?" if hint else ""),
+                    f"there is no {field} {value!r}"
+                    + (f"; did you mean {hint!r}?" if hint else ""),
                     field=f"policy.{field}",
                     fix=f"use one of: {', '.join(known)}",
                 )

@@ -22,15 +22,16 @@ class HadarE:
     """Fields: ``stickiness`` discounts a device where the job's copy would start cold."""
 
     name: ClassVar[str] = "hadare"
+    forks: ClassVar[bool] = True
     stickiness: float = 0.05
     crumb_s: float = 0.5  # shares shorter than this are not worth a copy
     headroom: float = 1.5  # quotas beyond what fits the slot, for devices faster than thought
 
     def plan(self, view: ClusterView) -> list[Stint]:
-        jobs = [job for job in view.jobs if job.free_steps > 0 and _may_start(job)]
+        jobs = [job for job in view.jobs() if job.free_steps > 0 and _may_start(job)]
         if not jobs or not view.devices:
             return []
-        rates = np.array([[view.rate(j.job.id, d) for d in view.devices] for j in jobs])
+        rates = np.array([[view.rates.rate(j.job.id, d) for d in view.devices] for j in jobs])
         warm = np.array([[view.current.get(d) == j.job.id for d in view.devices] for j in jobs])
         steps = [job.free_steps for job in jobs]
         optimum = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
-from hadar_cli.core.model import Job, PolicyChoice
+from hadar_cli.core.model import Device, Job, PolicyChoice
+from hadar_cli.core.state import JobState
+from hadar_cli.core.throughput import Rates
 from hadar_cli.errors import InputError, nearest
 
 
@@ -26,27 +28,44 @@ class JobView:
 class ClusterView:
     """All that a policy may know when it decides."""
 
-    seconds: float  # left in the slot
+    now_s: float
+    slot_s: float
+    seconds: float  # left in the slot; less than ``slot_s`` when devices came free inside it
     devices: tuple[str, ...]  # free to be given work
-    jobs: tuple[JobView, ...]
-    rate: Callable[[int, str], float]  # steps per second of a job on a device
-    current: Mapping[str, int]  # the job whose copy waits, warm, on each device
+    jobs: Callable[[], Sequence[JobView]]  # of forking policies; made only when asked for
+    rates: Rates
+    current: Mapping[str, int] = field(default_factory=dict)  # warm job of each device
     start_cost_s: float = 0.0  # of a copy that is not warm
+    cluster: tuple[Device, ...] = ()  # every device that is not lost
+    queue: Sequence[JobState] = ()  # jobs that have arrived and are not done
+    running: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # gangs under way
+    progress: Mapping[int, int] = field(default_factory=dict)  # their steps so far, uncommitted
 
 
 @dataclass(frozen=True, slots=True)
 class Stint:
-    """So many steps of a job on one device."""
+    """So many steps of a job on one device, or on all devices of its ``gang``."""
 
     job: int
     device: str
     steps: int
+    gang: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.gang or (self.device,)
 
 
 class Policy(Protocol):
     """Decides who trains what; returns data and touches nothing."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def forks(self) -> bool:
+        """Whether copies of one job train at once, to be merged at the end of each slot."""
+        ...
 
     def plan(self, view: ClusterView) -> list[Stint]:
         """Stints for the view's devices; a device runs its own in the order given."""
@@ -101,9 +120,20 @@ def create(choice: PolicyChoice, file: str | None = None) -> Policy:
                 line=choice.line,
                 field=f"policy.{field}",
             )
-    made: Policy = policy(**choice.fields)
-    return made
+    made = policy(**choice.fields)
+    if hasattr(made, "allocate"):
+        from hadar_cli.core.policies.gangs import GangScheduler
+
+        return GangScheduler(made)
+    forking: Policy = made
+    return forking
 
 
 def _load_all() -> None:
-    from hadar_cli.core.policies import hadare  # noqa: F401 - registers itself
+    from hadar_cli.core.policies import (  # noqa: F401 - they register themselves
+        gavel,
+        hadar,
+        hadare,
+        tiresias,
+        yarn_cs,
+    )

@@ -12,9 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from hadar_cli.core.policies.registry import register
 from hadar_cli.core.queue import Allocation, Decision, IntArray, Queue, fit_in_order
 
 
+@register
 @dataclass(frozen=True, slots=True)
 class Tiresias:
     name: ClassVar[str] = "tiresias"

@@ -11,9 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from hadar_cli.core.policies.registry import register
 from hadar_cli.core.queue import Allocation, Decision, Queue, fit_in_order
 
 
+@register
 @dataclass(frozen=True, slots=True)
 class YarnCs:
     name: ClassVar[str] = "yarn-cs"
