@@ -43,10 +43,14 @@ class _Copy:
     start_s: float
     rate: float
     coming: int = 0
+    quota: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.quota = len(self.order.steps)
 
     def steps_by(self, t: float) -> int:
         trained = self.rate * max(0.0, t - self.began - self.start_s)
-        return min(len(self.order.steps), int(trained + 1e-9))
+        return min(self.quota, int(trained + 1e-9))
 
 
 @dataclass(order=True, slots=True)
@@ -140,7 +144,7 @@ class SimulatedExecutor:
 
     def _hand_in_by(self, copy: _Copy, latest: float, recalled: bool = False) -> None:
         """Schedules the copy's return at its quota or at ``latest``, whichever comes first."""
-        order, quota = copy.order, len(copy.order.steps)
+        order, quota = copy.order, copy.quota
         steps = copy.steps_by(latest) if math.isfinite(latest) else quota
         if not recalled and math.isfinite(latest):
             # As in the worker: a long start still leaves time to train.

@@ -85,7 +85,7 @@ class RoundLoop:
     def run(self, lower_bound: Callable[[], float | None] = lambda: None) -> None:
         """Trains until every job has its steps and its final quality is known."""
         self._take_over()
-        while self._state.unfinished or self._unmeasured():
+        while self._state.unfinished or self._state.unmeasured:
             self._run_round()
         finished_at = self._executor.now()
         self._tracker.record(events.RunFinished(finished_at, lower_bound()))
@@ -149,7 +149,7 @@ class RoundLoop:
         return min(tick, round_.ends_at) if self._lasting else tick
 
     def _reassign(self, stints: Sequence[Stint]) -> list[Stint]:
-        """Leaves gangs that stay together at work, recalls the others; the rest is to be started."""
+        """Leaves gangs that stay together at work, recalls the others; returns what is to start."""
         stays = {(stint.job, stint.devices) for stint in stints}
         held = {(c.job, c.devices): c.attempt for c in self._copies()}
         recalled = {attempt for gang, attempt in held.items() if gang not in stays}
@@ -167,7 +167,9 @@ class RoundLoop:
         self._start_evaluations()
         self._start_planned(round_)
         left = round_.ends_at - self._executor.now()
-        if self._idle() and left > _LEAST_STINT_S:
+        # What a gang policy has just left idle, it would leave idle again.
+        is_news = self._policy.forks or left < self._mix.slot_s
+        if is_news and left > _LEAST_STINT_S and self._idle():
             devices = self._available()
             more = self._policy.plan(self._view(devices, left))
             round_.plan(devices, [stint for stint in more if stint.device not in self._busy])
@@ -178,6 +180,8 @@ class RoundLoop:
     def _start_planned(self, round_: _Round) -> None:
         """Starts the next stint of every idle device's list, all copies of a job knowing of each
         other: together they set its learning rate."""
+        if not any(round_.lists.values()):
+            return
         left = round_.ends_at - self._executor.now()
         idle = set(self._idle())
         stints = [self._next_stint(round_.lists.get(d, deque()), left, idle) for d in idle]
@@ -299,7 +303,8 @@ class RoundLoop:
             if self._refused >= self._state.lost_devices.keys():
                 raise RefusedError(f"no device is left ({reasons})")
             raise UnfinishedError(f"no device is left ({reasons})")
-        arrivals = [job.job.arrives_s for job in self._state.unfinished if not self._arrived(job)]
+        now = self._executor.now()
+        arrivals = [j.job.arrives_s for j in self._state.unfinished if j.job.arrives_s > now]
         if not arrivals:
             raise HadarError("the policy left every device idle although there is work to do")
         while self._executor.now() < min(arrivals):
@@ -310,16 +315,8 @@ class RoundLoop:
 
     # -- quality -----------------------------------------------------------------------------
 
-    def _unmeasured(self) -> list[JobState]:
-        """Trained jobs whose final weights still wait for their evaluation."""
-        return [
-            job
-            for job in self._state.jobs.values()
-            if job.untrained is not None and job.quality is None and job.is_trained
-        ]
-
     def _start_evaluations(self) -> None:
-        for job in self._unmeasured():
+        for job in self._state.unmeasured:
             idle = self._idle()
             if job.errands or not idle:
                 continue
@@ -335,22 +332,21 @@ class RoundLoop:
 
     # -- what the policy sees ----------------------------------------------------------------
 
-    def _is_here(self, device: str) -> bool:
-        return device not in self._state.lost_devices
-
     def _available(self) -> tuple[str, ...]:
         """Devices that do not train: idle ones, and those on an errand, which is soon over."""
-        return tuple(d for d in self._devices if d not in self._busy and self._is_here(d))
+        busy, lost = self._busy, self._state.lost_devices
+        return tuple(d for d in self._devices if d not in busy and d not in lost)
 
     def _idle(self) -> tuple[str, ...]:
         return tuple(d for d in self._available() if d not in self._errands)
 
     def _view(self, devices: Sequence[str], seconds: float, ahead: bool = False) -> ClusterView:
         """What the policy may know; ``ahead`` looks past the solo phase, to what comes next."""
-        queue = [job for job in self._state.unfinished if self._arrived(job)]
+        now, lost = self._executor.now(), self._state.lost_devices
+        queue = [job for job in self._state.unfinished if job.job.arrives_s <= now]
         copies = self._copies()
         return ClusterView(
-            now_s=self._executor.now(),
+            now_s=now,
             slot_s=self._mix.slot_s,
             seconds=seconds,
             devices=tuple(devices),
@@ -358,7 +354,7 @@ class RoundLoop:
             rates=self._rates,
             current=self._warm,
             start_cost_s=self._start_cost_s,
-            cluster=tuple(d for d in self._cluster if self._is_here(d.name)),
+            cluster=tuple(d for d in self._cluster if d.name not in lost),
             queue=queue,
             running={copy.job: copy.devices for copy in copies},
             progress={copy.job: self._progress.get(copy.attempt, 0) for copy in copies},
@@ -373,9 +369,6 @@ class RoundLoop:
             solo_steps=0 if ahead else max(0, solo),
             copies_active=len(job.active),
         )
-
-    def _arrived(self, job: JobState) -> bool:
-        return job.job.arrives_s <= self._executor.now()
 
 
 def _last_lines(log: str, count: int = 5) -> str:

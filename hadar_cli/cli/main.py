@@ -23,6 +23,7 @@ from hadar_cli.cli import (
     report,
     resume,
     run,
+    simulate,
     status,
 )
 from hadar_cli.cli.options import flag
@@ -69,6 +70,7 @@ app.command("check", rich_help_panel=_MACHINES)(check.check)
 app.add_typer(nodes.app, name="nodes", rich_help_panel=_MACHINES)
 app.command("clean", rich_help_panel=_MACHINES)(clean.clean)
 app.command("init", rich_help_panel=_MORE)(init.init)
+app.command("simulate", rich_help_panel=_MORE)(simulate.simulate)
 app.command("policies", rich_help_panel=_MORE)(policies.policies)
 
 

@@ -25,17 +25,21 @@ def policies(as_json: AsJson = False) -> None:
 
 
 def _describe_all() -> list[dict[str, Any]]:
-    from hadar_cli.core.model import PolicyChoice
     from hadar_cli.core.policies import registry
 
     described = []
     for name in registry.names():
-        policy: Any = registry.create(PolicyChoice(name))
-        module = inspect.getmodule(type(policy))
-        about = (inspect.getdoc(module) or "").partition("\n")[0]
+        policy = registry.find(name)
+        about = _first_sentence(inspect.getdoc(inspect.getmodule(policy)) or "")
         fields = [
             {"name": f.name, "type": type(f.default).__name__, "default": f.default}
             for f in dataclasses.fields(policy)
         ]
         described.append({"name": name, "about": about, "fields": fields})
     return described
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a docstring, on one line."""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from hadar_cli.core import events
@@ -28,9 +28,11 @@ class JobState:
     handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
 
     remaining: int = field(init=False)  # steps not committed yet
+    free: StepSet = field(init=False)  # steps that nobody has done or holds
 
     def __post_init__(self) -> None:
         self.remaining = self.job.target_steps
+        self.free = all_steps(self.job.target_steps)
 
     @property
     def is_trained(self) -> bool:
@@ -47,9 +49,9 @@ class JobState:
         return held
 
     @property
-    def free(self) -> StepSet:
-        """Steps that nobody has done or holds: what a new copy may be given."""
-        return all_steps(self.job.target_steps) - self.done - self.in_hand
+    def is_unmeasured(self) -> bool:
+        """Whether the final weights still wait for their evaluation."""
+        return self.untrained is not None and self.quality is None and self.is_trained
 
 
 class RunState:
@@ -58,6 +60,7 @@ class RunState:
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.jobs = {job.id: JobState(job) for job in jobs}
         self._open = dict(self.jobs)
+        self._unmeasured: dict[int, JobState] = {}
         self.started: dict[str, events.CopyStarted] = {}
         self.lost_devices: dict[str, str] = {}
         self.now = 0.0
@@ -66,8 +69,13 @@ class RunState:
         self.finished = False
 
     @property
-    def unfinished(self) -> list[JobState]:
-        return list(self._open.values())
+    def unfinished(self) -> Collection[JobState]:
+        return self._open.values()
+
+    @property
+    def unmeasured(self) -> list[JobState]:
+        """Trained jobs whose quality is not known yet."""
+        return list(self._unmeasured.values())
 
     def device_of(self, attempt: str) -> str:
         return self.started[attempt].device
@@ -85,9 +93,7 @@ class RunState:
             case events.CopyFinished():
                 self._finish(event)
             case events.CopyLost():
-                job = self.jobs[self.started[event.attempt].job]
-                self._close(job, event.attempt)
-                job.failures += not event.node_fault
+                self._lose(event)
             case events.WeightsMerged():
                 self._commit(event)
             case events.DeviceLost():
@@ -102,9 +108,10 @@ class RunState:
     def _start(self, event: events.CopyStarted) -> None:
         if event.attempt in self.started:
             raise ValueError(f"attempt {event.attempt} started twice")
-        job = self.jobs[event.job]
-        if not StepSet.of(event.slices) <= job.free:
+        job, steps = self.jobs[event.job], StepSet.of(event.slices)
+        if not steps <= job.free:
             raise ValueError(f"attempt {event.attempt} was given steps that are done or held")
+        job.free -= steps
         self.started[event.attempt] = event
         (job.active if event.purpose == "train" else job.errands)[event.attempt] = event
 
@@ -112,19 +119,28 @@ class RunState:
         if job.active.pop(attempt, None) is None and job.errands.pop(attempt, None) is None:
             raise ValueError(f"attempt {attempt} is not under way")
 
+    def _lose(self, event: events.CopyLost) -> None:
+        started = self.started[event.attempt]
+        job = self.jobs[started.job]
+        self._close(job, event.attempt)
+        job.free |= StepSet.of(started.slices)
+        job.failures += not event.node_fault
+
     def _finish(self, event: events.CopyFinished) -> None:
         started = self.started[event.attempt]
         job = self.jobs[started.job]
         self._close(job, event.attempt)
-        done = StepSet.of(event.slices)
-        if len(done) != event.steps or not done <= StepSet.of(started.slices):
+        done, given = StepSet.of(event.slices), StepSet.of(started.slices)
+        if len(done) != event.steps or not done <= given:
             raise ValueError(f"attempt {event.attempt} claims steps it was not given")
+        job.free |= given - done
         if event.quality:
             # Quality is of the weights the copy was *given*: generation 0 means untrained ones.
             if started.generation == 0:
                 job.untrained = event.quality
             else:
                 job.quality = event.quality
+            self._look_for_quality(job)
         if event.steps:
             job.handed_in[event.attempt] = event
 
@@ -139,7 +155,8 @@ class RunState:
             job.failures = 0
             steps.append(finished.steps)
         for attempt, _ in event.refused:
-            job.handed_in.pop(attempt, None)
+            if unused := job.handed_in.pop(attempt, None):
+                job.free |= StepSet.of(unused.slices)
             job.failures += 1
         if not steps:
             return
@@ -150,6 +167,13 @@ class RunState:
         if job.is_trained:
             job.finished_at = event.t
             del self._open[event.job]
+            self._look_for_quality(job)
+
+    def _look_for_quality(self, job: JobState) -> None:
+        if job.is_unmeasured:
+            self._unmeasured[job.job.id] = job
+        else:
+            self._unmeasured.pop(job.job.id, None)
 
     def _lr_gain(self, event: events.WeightsMerged) -> float:
         """A scaled learning rate makes up for the averaging: see DESIGN of merging in the docs."""
@@ -162,3 +186,4 @@ class RunState:
             job.active.clear()
             job.errands.clear()
             job.handed_in.clear()
+            job.free = all_steps(job.job.target_steps) - job.done

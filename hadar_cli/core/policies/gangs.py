@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hadar_cli.core.model import Device
-from hadar_cli.core.placement import Site, place
+from hadar_cli.core.placement import Placement, Site, place
 from hadar_cli.core.policies.registry import ClusterView, Stint
-from hadar_cli.core.queue import Allocation, GangPolicy, Queue
+from hadar_cli.core.queue import Allocation, FloatArray, GangPolicy, IntArray, Queue
+from hadar_cli.core.state import JobState
 
 
 class GangScheduler:
@@ -23,7 +24,9 @@ class GangScheduler:
         self._memory: Any = None
         self._cluster: tuple[Device, ...] = ()
         self._site = Site.of(())
-        self._service = _Service()
+        self._capacity = self._per_node = np.zeros(0, dtype=np.int64)
+        self._books = _Books()
+        self._counts: dict[tuple[str, ...], Allocation] = {}
 
     @property
     def name(self) -> str:
@@ -31,71 +34,126 @@ class GangScheduler:
 
     def plan(self, view: ClusterView) -> list[Stint]:
         if view.cluster != self._cluster:
-            self._cluster, self._site = view.cluster, Site.of(view.cluster)
-        running = {job: self._site.counts(gang) for job, gang in view.running.items()}
-        self._service.advance(view.now_s, running)
-        queue = self._queue(view, running)
+            self._survey(view.cluster)
+        running = {job: self._count(gang) for job, gang in view.running.items()}
+        self._books.enter(view.queue)
+        self._books.advance(view.now_s, running)
+        if not view.queue:
+            return []
         if view.seconds < view.slot_s:
-            allocations = running | self.policy.refill(queue, self._memory)
-        else:
-            decision = self.policy.allocate(queue, self._memory)
-            allocations, self._memory = decision.allocations, decision.memory
-            self._service.count_round(allocations)
-        placed = place(self._site, view.running, allocations)
-        left = dict(zip(queue.ids.tolist(), queue.remaining.tolist(), strict=True))
-        return [Stint(job, gang[0], int(left[job]), gang) for job, gang in placed.items()]
+            if len(view.queue) == len(running):
+                return []  # nobody waits for what came free
+            new = self.policy.refill(self._queue(view, running), self._memory)
+            placed = place(self._site, view.running, running | new) if new else {}
+            return self._stints(new, placed)
+        decision = self.policy.allocate(self._queue(view, running), self._memory)
+        self._memory = decision.memory
+        self._books.count_round(decision.allocations, self._site.kinds)
+        if decision.allocations == running:
+            return self._stints(running, view.running)
+        placed = place(self._site, view.running, decision.allocations)
+        return self._stints(decision.allocations, placed)
+
+    def _stints(self, jobs: Iterable[int], placed: Placement) -> list[Stint]:
+        left = self._books.left
+        return [Stint(job, placed[job][0], left(job), placed[job]) for job in jobs]
+
+    def _survey(self, cluster: tuple[Device, ...]) -> None:
+        """Takes in a cluster that is new, or has lost or regained devices."""
+        self._cluster, self._site = cluster, Site.of(cluster)
+        self._counts.clear()
+        shape = len(self._site.kinds)
+        self._capacity, self._per_node = np.zeros((2, shape), dtype=np.int64)
+        for shelf in self._site.shelves:
+            size = len(shelf.devices)
+            self._capacity[shelf.kind] += size
+            self._per_node[shelf.kind] = max(self._per_node[shelf.kind], size)
+
+    def _count(self, gang: tuple[str, ...]) -> Allocation:
+        """Devices of each kind; those just lost, whose gang is about to fail, are none."""
+        if gang not in self._counts:
+            self._counts[gang] = self._site.counts(d for d in gang if d in self._site.home)
+        return self._counts[gang]
 
     def _queue(self, view: ClusterView, running: Mapping[int, Allocation]) -> Queue:
-        site, jobs = self._site, [state.job for state in view.queue]
-        ids = [job.id for job in jobs]
-        rates, spread_rates = view.rates.by_kind(jobs, site.kinds, view.cluster)
-        sizes = np.zeros(len(site.kinds), dtype=np.int64)
-        capacity = np.zeros(len(site.kinds), dtype=np.int64)
-        for shelf in site.shelves:
-            capacity[shelf.kind] += len(shelf.devices)
-            sizes[shelf.kind] = max(sizes[shelf.kind], len(shelf.devices))
-        done = view.progress
+        books, states = self._books, view.queue
+        rows = books.rows(states)
+        jobs = [state.job for state in states]
+        rates, spread_rates = view.rates.by_kind(jobs, self._site.kinds, view.cluster)
+        books.remaining[rows] = [state.remaining for state in states]
+        books.take_off(view.progress)
         return Queue(
             now_s=view.now_s,
             slot_s=view.slot_s,
-            kinds=site.kinds,
-            capacity=capacity,
-            per_node=sizes,
-            ids=np.array(ids, dtype=np.int64),
-            remaining=np.array(
-                [state.remaining - done.get(state.job.id, 0) for state in view.queue], dtype=float
-            ),
-            target=np.array([job.target_steps for job in jobs], dtype=float),
-            gang=np.array([job.gpus for job in jobs], dtype=np.int64),
-            elastic=np.array([job.elastic for job in jobs], dtype=bool),
-            arrived_s=np.array([job.arrives_s for job in jobs], dtype=float),
-            attained_s=np.array([self._service.attained_s.get(i, 0.0) for i in ids]),
-            rounds_on=self._service.rounds_on(ids, len(site.kinds)),
+            kinds=self._site.kinds,
+            capacity=self._capacity,
+            per_node=self._per_node,
+            ids=books.ids[rows],
+            remaining=books.remaining[rows],
+            target=books.target[rows],
+            gang=books.gang[rows],
+            elastic=books.elastic[rows],
+            arrived_s=books.arrived_s[rows],
+            attained_s=books.attained_s[rows],
+            rounds_on=books.rounds_on(rows, self._site.kinds),
             rates=rates,
             spread_rates=spread_rates,
             running=running,
         )
 
 
-class _Service:
-    """What each job has had of the cluster so far."""
+class _Books:
+    """Every job met so far in columns of numbers, and what it has had of the cluster."""
 
     def __init__(self) -> None:
-        self.attained_s: dict[int, float] = {}
-        self._rounds: dict[int, list[float]] = {}
+        self._row: dict[int, int] = {}
+        self.ids = self.gang = np.zeros(0, dtype=np.int64)
+        self.elastic = np.zeros(0, dtype=np.bool_)
+        self.target = self.remaining = self.arrived_s = self.attained_s = np.zeros(0)
+        self._rounds: dict[str, FloatArray] = {}  # by kind
         self._now_s = 0.0
+
+    def enter(self, states: Sequence[JobState]) -> None:
+        """Takes in the jobs that are new."""
+        jobs = [state.job for state in states if state.job.id not in self._row]
+        if not jobs:
+            return
+        self._row |= {job.id: row for row, job in enumerate(jobs, start=len(self._row))}
+        self.ids = np.append(self.ids, [job.id for job in jobs])
+        self.gang = np.append(self.gang, [job.gpus for job in jobs])
+        self.elastic = np.append(self.elastic, [job.elastic for job in jobs])
+        self.target = np.append(self.target, [float(job.target_steps) for job in jobs])
+        self.remaining = self.target.copy()
+        self.arrived_s = np.append(self.arrived_s, [job.arrives_s for job in jobs])
+        nothing = np.zeros(len(jobs))
+        self.attained_s = np.append(self.attained_s, nothing)
+        self._rounds = {kind: np.append(had, nothing) for kind, had in self._rounds.items()}
+
+    def rows(self, states: Sequence[JobState]) -> IntArray:
+        return np.array([self._row[state.job.id] for state in states], dtype=np.int64)
+
+    def take_off(self, progress: Mapping[int, int]) -> None:
+        """Steps that are done but not committed."""
+        self.remaining[[self._row[job] for job in progress]] -= list(progress.values())
+
+    def left(self, job: int) -> int:
+        return int(self.remaining[self._row[job]])
 
     def advance(self, now_s: float, running: Mapping[int, Allocation]) -> None:
         elapsed, self._now_s = now_s - self._now_s, now_s
-        for job, counts in running.items():
-            self.attained_s[job] = self.attained_s.get(job, 0.0) + elapsed * sum(counts)
+        if elapsed and running:
+            widths = np.array([sum(counts) for counts in running.values()])
+            self.attained_s[[self._row[job] for job in running]] += elapsed * widths
 
-    def count_round(self, allocations: Mapping[int, Allocation]) -> None:
-        for job, counts in allocations.items():
-            had = self._rounds.setdefault(job, [0.0] * len(counts))
-            for kind, count in enumerate(counts):
-                had[kind] += count > 0
+    def count_round(self, allocations: Mapping[int, Allocation], kinds: Sequence[str]) -> None:
+        rows = [self._row[job] for job in allocations]
+        for kind, counts in zip(kinds, zip(*allocations.values(), strict=True), strict=False):
+            self._rounds_on(kind)[rows] += np.array(counts) > 0
 
-    def rounds_on(self, ids: list[int], kinds: int) -> np.ndarray:
-        nothing = [0.0] * kinds
-        return np.array([self._rounds.get(i, nothing) for i in ids]).reshape(len(ids), kinds)
+    def rounds_on(self, rows: IntArray, kinds: Sequence[str]) -> FloatArray:
+        return np.stack([self._rounds_on(kind)[rows] for kind in kinds], axis=1)
+
+    def _rounds_on(self, kind: str) -> FloatArray:
+        if kind not in self._rounds:
+            self._rounds[kind] = np.zeros(len(self._row))
+        return self._rounds[kind]

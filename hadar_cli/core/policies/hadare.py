@@ -28,10 +28,9 @@ class HadarE:
     headroom: float = 1.5  # quotas beyond what fits the slot, for devices faster than thought
 
     def plan(self, view: ClusterView) -> list[Stint]:
-        jobs = [job for job in view.jobs() if job.free_steps > 0 and _may_start(job)]
-        if not jobs or not view.devices:
+        jobs, rates = _startable(view)
+        if not jobs:
             return []
-        rates = np.array([[view.rates.rate(j.job.id, d) for d in view.devices] for j in jobs])
         warm = np.array([[view.current.get(d) == j.job.id for d in view.devices] for j in jobs])
         steps = [job.free_steps for job in jobs]
         optimum = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness))
@@ -65,8 +64,13 @@ class HadarE:
                 seconds[j, :best] = seconds[j, best + 1 :] = 0.0
 
 
-def _may_start(job: JobView) -> bool:
-    return not (job.solo_steps and job.copies_active)
+def _startable(view: ClusterView) -> tuple[list[JobView], Matrix]:
+    """Jobs that some of the devices could take on now, and their rates there."""
+    may = [j for j in view.jobs() if j.free_steps and not (j.solo_steps and j.copies_active)]
+    rows = [[view.rates.rate(j.job.id, d) for d in view.devices] for j in may]
+    able = [any(row) for row in rows]
+    jobs = [job for job, runs in zip(may, able, strict=True) if runs]
+    return jobs, np.array([row for row, runs in zip(rows, able, strict=True) if runs])
 
 
 def _whole_steps(shares: Matrix, steps: list[int], solo: list[int]) -> np.ndarray:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar
 
 from hadar_cli.core.model import Device, Job, PolicyChoice
 from hadar_cli.core.state import JobState
 from hadar_cli.core.throughput import Rates
-from hadar_cli.errors import InputError, nearest
+from hadar_cli.errors import HadarError, InputError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Policy(Protocol):
         ...
 
 
+ENTRY_POINTS = "hadar.policies"  # where installed packages offer policies of their own
+
 _POLICIES: dict[str, type[Any]] = {}
 _P = TypeVar("_P", bound=type[Any])
 
@@ -85,6 +89,12 @@ def register(policy: _P) -> _P:
 def names() -> list[str]:
     _load_all()
     return sorted(_POLICIES)
+
+
+def find(name: str) -> type[Any]:
+    """The class of a policy that exists."""
+    _load_all()
+    return _POLICIES[name]
 
 
 def create(choice: PolicyChoice, file: str | None = None) -> Policy:
@@ -101,24 +111,24 @@ def create(choice: PolicyChoice, file: str | None = None) -> Policy:
         )
     policy = _POLICIES[choice.name]
     known = {f.name: f for f in dataclasses.fields(policy)}
-    for field, value in choice.fields.items():
-        if field not in known:
-            hint = nearest(field, known)
+    for name, value in choice.fields.items():
+        if name not in known:
+            hint = nearest(name, known)
             raise InputError(
-                f"policy {choice.name!r} has no field {field!r}"
+                f"policy {choice.name!r} has no field {name!r}"
                 + (f"; did you mean {hint!r}?" if hint else ""),
                 file=file,
                 line=choice.line,
-                field=f"policy.{field}",
+                field=f"policy.{name}",
                 fix=f"its fields are: {', '.join(known) or 'none'}",
             )
-        default = known[field].default
+        default = known[name].default
         if not isinstance(value, (type(default), int) if type(default) is float else type(default)):
             raise InputError(
                 f"{value!r} is not a {type(default).__name__}",
                 file=file,
                 line=choice.line,
-                field=f"policy.{field}",
+                field=f"policy.{name}",
             )
     made = policy(**choice.fields)
     if hasattr(made, "allocate"):
@@ -129,6 +139,7 @@ def create(choice: PolicyChoice, file: str | None = None) -> Policy:
     return forking
 
 
+@cache
 def _load_all() -> None:
     from hadar_cli.core.policies import (  # noqa: F401 - they register themselves
         gavel,
@@ -137,3 +148,12 @@ def _load_all() -> None:
         tiresias,
         yarn_cs,
     )
+
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            register(entry.load())
+        except Exception as error:  # other people's code: anything may be wrong with it
+            raise HadarError(
+                f"the policy {entry.name!r} of {entry.value!r} cannot be loaded: {error!r}",
+                fix="mend or uninstall the package that brings it",
+            ) from error

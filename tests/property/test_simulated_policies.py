@@ -1,0 +1,150 @@
+"""Every registered policy through the loop, on any small cluster, with any small batch of gangs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hadar_cli.adapters.simulated import Costs, MemoryJournal, NoWeights, SimulatedExecutor
+from hadar_cli.adapters.simulation import TableSpeeds, parse_cluster
+from hadar_cli.adapters.traces import SPREAD, Throughputs
+from hadar_cli.app.ports import Observers
+from hadar_cli.app.rounds import RoundLoop
+from hadar_cli.app.tracker import Tracker
+from hadar_cli.core import events
+from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
+from hadar_cli.core.policies import registry
+from hadar_cli.core.state import RunState
+from hadar_cli.core.steps import StepSet, all_steps
+
+KINDS = ("v100", "p100", "k80")
+SLOT_S = 60.0
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[tuple[Job, ...], Throughputs, tuple[Device, ...]]:
+    """Jobs that every policy can run: some kind holds the gang whole, and has a rate for it."""
+    counts = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    kinds = KINDS[: len(counts)]
+    rates: dict[tuple[str, int, str], float] = {}
+    jobs = []
+    for number in range(draw(st.integers(1, 7))):
+        home = draw(st.sampled_from(range(len(kinds))))
+        gang = draw(st.integers(1, counts[home]))
+        for r, kind in enumerate(kinds):
+            rate = draw(st.floats(0.5, 20.0)) if r == home or draw(st.booleans()) else 0.0
+            rates[f"m{number}", gang, kind] = rate * gang
+            rates[f"m{number}", gang, kind + SPREAD] = rate * gang * draw(st.floats(0.3, 1.0))
+        jobs.append(
+            Job(
+                number,
+                f"m{number}",
+                draw(st.integers(1, 4000)),
+                16,
+                workload=f"m{number}",
+                gpus=gang,
+                elastic=draw(st.booleans()),
+                arrives_s=draw(st.sampled_from([0.0, 30.0, 60.0, 500.0])),
+            )
+        )
+    text = ",".join(f"{kind}:{count}" for kind, count in zip(kinds, counts, strict=True))
+    devices = parse_cluster(text, gpus_per_node=draw(st.integers(1, 4)))
+    return tuple(jobs), Throughputs(rates), devices
+
+
+def run(
+    policy: str, jobs: tuple[Job, ...], table: Throughputs, devices: tuple[Device, ...], lost: str
+) -> tuple[RunState, list[events.Event]]:
+    speeds = TableSpeeds(table, jobs, devices, loses=True)
+    scheduler = registry.create(PolicyChoice(policy))
+    executor = SimulatedExecutor(speeds.gang, Costs(5.0, 1.0), prolongs=not scheduler.forks)
+    if lost:
+        executor.lose_device(lost, at=100.0)
+    state, journal = RunState(jobs), MemoryJournal()
+    mix, names = Mix("any", jobs, slot_s=SLOT_S), [device.name for device in devices]
+    tracker = Tracker(mix, names, state, journal, NoWeights(), executor.now, Observers())
+    loop = RoundLoop(mix, devices, scheduler, executor, tracker, speeds, Observers())
+    tracker.record(events.HeadStarted(0.0, 1))
+    loop.run()
+    return state, journal.events
+
+
+def check_gang(job: Job, event: events.CopyStarted) -> None:
+    width = len(set(event.devices))
+    assert width == job.gpus or (job.elastic and 1 <= width <= job.gpus)
+
+
+def check(state: RunState, happened: list[events.Event], forks: bool) -> None:
+    """Recounts from the journal alone: devices, gangs and steps."""
+    holder: dict[str, str] = {}
+    started: dict[str, events.CopyStarted] = {}
+    finished: dict[str, events.CopyFinished] = {}
+    counted: dict[int, StepSet] = defaultdict(StepSet)
+    for event in happened:
+        match event:
+            case events.CopyStarted():
+                started[event.attempt] = event
+                assert not holder.keys() & set(event.devices), "a device is used twice"
+                holder |= dict.fromkeys(event.devices, event.attempt)
+                assert event.t >= state.jobs[event.job].job.arrives_s
+                if not forks:
+                    check_gang(state.jobs[event.job].job, event)
+                    others = [a for a in holder.values() if started[a].job == event.job]
+                    assert set(others) == {event.attempt}, "a job runs in two places"
+            case events.CopyFinished() | events.CopyLost():
+                if isinstance(event, events.CopyFinished):
+                    finished[event.attempt] = event
+                for device in started[event.attempt].devices:
+                    assert holder.pop(device) == event.attempt
+            case events.WeightsMerged():
+                for attempt in event.accepted:
+                    counted[event.job] |= StepSet.of(finished.pop(attempt).slices)
+    for job_id, job_state in state.jobs.items():
+        assert counted[job_id] == job_state.done == all_steps(job_state.job.target_steps)
+        assert job_state.free == StepSet()
+
+
+@pytest.mark.parametrize("policy", registry.names())
+@settings(deadline=None, max_examples=25)
+@given(batch=batches())
+def test_every_job_ends_whole_and_exact(policy, batch):
+    jobs, table, devices = batch
+    state, happened = run(policy, jobs, table, devices, lost="")
+    check(state, happened, registry.create(PolicyChoice(policy)).forks)
+
+
+@pytest.mark.parametrize("policy", registry.names())
+@settings(deadline=None, max_examples=15)
+@given(batch=batches())
+def test_a_lost_device_that_nobody_needs_costs_nothing_but_time(policy, batch):
+    jobs, table, devices = batch
+    spare = Device("v100-spare", "spare", 0, devices[0].gpu)
+    state, happened = run(policy, jobs, table, (*devices, spare), lost=spare.name)
+    check(state, happened, registry.create(PolicyChoice(policy)).forks)
+
+
+@settings(deadline=None, max_examples=30)
+@given(batch=batches())
+def test_free_steps_are_those_that_nobody_did_or_holds(batch):
+    jobs, table, devices = batch
+    _, happened = run("hadare", jobs, table, devices, lost="")
+    state = RunState(jobs)
+    for event in happened:
+        state.apply(event)
+        for job in state.jobs.values():
+            assert job.free == all_steps(job.job.target_steps) - job.done - job.in_hand
+
+
+@given(batch=batches())
+def test_no_spread_gang_is_faster_than_the_table_says(batch):
+    jobs, table, devices = batch
+    loses = TableSpeeds(table, jobs, devices, loses=True)
+    never = TableSpeeds(table, jobs, devices, loses=False)
+    names = tuple(device.name for device in devices)
+    for job in jobs:
+        assert loses.gang(job.id, names) <= never.gang(job.id, names) * (1 + 1e-9)
+    assert np.array_equal(loses.by_device(), never.by_device())
