@@ -12,8 +12,8 @@ A lost node or a failed copy is none of these: it is an event in the run's resul
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class HadarError(Exception):

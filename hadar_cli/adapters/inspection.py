@@ -215,7 +215,7 @@ def _judge(seen: Inspection, facts: Facts) -> None:
         ahead = "ahead" if seen.clock_skew_s > 0 else "behind"
         seen.notes.append(f"its clock is {abs(seen.clock_skew_s):.0f} s {ahead}; training is fine")
     if seen.leftovers and seen.leftovers.processes:
-        seen.notes.append(f"{seen.leftovers.processes} processes of runs live there: hadar status")
+        seen.notes.append(f"processes of runs that live there: {seen.leftovers.processes}")
     seen.left_alone = _objections(seen.node, facts)
 
 

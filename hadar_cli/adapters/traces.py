@@ -97,9 +97,7 @@ class Throughputs:
     def _sizes(self, model: str) -> Iterator[tuple[str, int, str]]:
         return (key for key in self.gang_rates if key[0] == model)
 
-    def matrices(
-        self, jobs: Sequence[Job], kinds: Sequence[str]
-    ) -> tuple[FloatArray, FloatArray]:
+    def matrices(self, jobs: Sequence[Job], kinds: Sequence[str]) -> tuple[FloatArray, FloatArray]:
         """Jobs × kinds, one device's steps per second: consolidated, and spread over nodes."""
         seen: dict[tuple[str, int], tuple[list[float], list[float]]] = {}
         for job in jobs:
@@ -278,7 +276,7 @@ def _gavel_table(path: Path, text: str) -> dict[tuple[str, int, str], float]:
         raise InputError(
             f"is not a table of throughputs: {error}",
             file=str(path),
-            fix="expected {kind: {\"('model (batch size N)', gpus)\": {\"null\": steps_per_s}}}",
+            fix='expected {kind: {"(\'model (batch size N)\', gpus)": {"null": steps_per_s}}}',
         ) from error
 
 

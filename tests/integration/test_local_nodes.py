@@ -223,7 +223,7 @@ def test_a_new_head_takes_over_running_copies(lab):
 def test_an_agent_that_dies_takes_no_copy_with_it(lab):
     executor = lab.open()
     executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=8))
-    worker, _ = lab.worker()
+    lab.worker()
     os.kill(agent_of(lab.directory), signal.SIGKILL)
     [report] = collect(executor, 1)
     assert isinstance(report, HandedIn)

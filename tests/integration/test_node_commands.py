@@ -235,15 +235,16 @@ def test_clean_leaves_zero_bytes_and_no_process(hadar, lab, bare, run, tmp_path)
     assert (tmp_path / "runs" / "r1" / "run.json").exists()
 
 
-def test_clean_and_cancel_keep_away_from_a_run_at_work(hadar, lab, bare, run):
+def test_clean_keeps_away_from_a_run_at_work(hadar, lab, bare, run):
     store, stray = run
     with store.locked():
-        code, _, err = hadar("clean", "r1", "--yes")
-    assert code == 5 and "hadar cancel r1" in err
+        for words in (("r1",), ("-n", bare)):
+            code, _, err = hadar("clean", *words, "--yes")
+            assert code == 5 and "hadar cancel r1" in err
     lease = lab.nodes[0].home / ".hadar" / "runs" / "r1" / lab.names[0] / "lease"
-    lease.write_text(repr(time.monotonic()))  # a head on another computer
-    code, _, err = hadar("cancel", "r1")
-    assert code == 3 and "is at work there" in err
+    lease.write_text(repr(time.monotonic()))
+    code, _, err = hadar("clean", "-n", bare, "--runs-dir", "another", "--yes")
+    assert code == 3 and "is at work there, on run r1" in err
     assert processes.start_time(stray)
 
 

@@ -7,7 +7,7 @@ state is the devices left of each kind, so twelve jobs are a moment's work; hund
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 
 from hadar_cli.core.queue import Allocation, Queue
 
@@ -24,7 +24,7 @@ def best_allocation(
     if len(queue) > MOST_JOBS:
         raise ValueError(f"{len(queue)} jobs; the exact oracle is for {MOST_JOBS} at most")
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(j: int, free: Allocation) -> tuple[float, tuple[tuple[int, Allocation], ...]]:
         if j == len(queue):
             return 0.0, ()

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from hadar_cli.core.pricing import FluidPrices, fluid_prices, paper_prices
 from hadar_cli.core.policies.market import Market
+from hadar_cli.core.pricing import FluidPrices, fluid_prices, paper_prices
 from hadar_cli.core.queue import Allocation, BoolArray, Decision, FloatArray, IntArray, Queue
 from hadar_cli.errors import InputError, nearest
 
@@ -49,7 +49,8 @@ class Hadar:
             if value not in known:
                 hint = nearest(str(value), known)
                 raise InputError(
-                    f"there is no {field} {value!r}" + (f"; did you mean {hint!r}?" if hint else ""),
+                    f"there is no {field} {value!r}"
+                    + (f"; did you mean {hint!r}?" if hint else ""),
                     field=f"policy.{field}",
                     fix=f"use one of: {', '.join(known)}",
                 )
@@ -135,14 +136,16 @@ class Hadar:
                 break
             taken = [int(c) - f for c, f in zip(queue.capacity, market.free, strict=True)]
             market.reprice([prices.at(r, load) for r, load in enumerate(taken)])
-            best, choice = 0.0, None
+            best: tuple[float, float, int] = (0.0, 0.0, 0)
+            choice = None
             for option in market.options(j):
-                slots = queue.remaining[j] / market.rate(j, option) / queue.slot_s
-                payoff = prices.utility(j, float(slots)) - market.bill(option)
+                rate = market.rate(j, option)
+                slots = float(queue.remaining[j]) / rate / queue.slot_s
+                payoff = prices.utility(j, slots) - market.bill(option)
                 if option == queue.running.get(int(queue.ids[j])):
                     payoff *= 1 + self.patience
-                if payoff > best:
-                    best, choice = payoff, option
+                if payoff > 0 and (merit := (payoff, rate, option.count(0))) > best:
+                    best, choice = merit, option  # of equals the gang on the fewest kinds
             market.take(j, choice)
         return market.taken
 

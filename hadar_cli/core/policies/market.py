@@ -41,7 +41,7 @@ class Market:
         self._gang = queue.gang.tolist()
         self._elastic = queue.elastic.tolist()
         self._ids = queue.ids.tolist()
-        self._prices = prices.tolist()
+        self._prices: list[float] = prices.tolist()
 
     def reprice(self, prices: Sequence[float]) -> None:
         """For ``options`` and ``bill``; the arrays keep the prices of the start."""
@@ -60,6 +60,8 @@ class Market:
             return None
         if any(n > f for n, f in zip(held, self.free, strict=True)):
             return None
+        if max(held) == sum(held):  # on one kind, where the ratio is known
+            return held if self._ratio[j][held.index(max(held))] <= limit else None
         return held if self._step_price(j, held) <= limit * self._best[j] else None
 
     def cheapest(self, j: int, limit: float) -> Allocation | None:
@@ -71,11 +73,11 @@ class Market:
         return self._on_one(kind, self._gang[j]) if kind >= 0 else None
 
     def fastest(self, j: int) -> Allocation | None:
-        """The highest rate to be had; of equals the job's own devices, then the cheapest."""
+        """The highest rate to be had; of equals the job's own, on few kinds, then the cheapest."""
         held = self.kept(j, float("inf"))
         return max(
             self.options(j),
-            key=lambda a: (self.rate(j, a), a == held, -self.bill(a)),
+            key=lambda a: (self.rate(j, a), a == held, a.count(0), -self.bill(a)),
             default=None,
         )
 
