@@ -42,7 +42,8 @@ def _environment(job: Job, node: Node, device: Device) -> dict[str, str]:
     if device.emulated_speed:
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     elif device.gpu:
-        env |= {"CUDA_VISIBLE_DEVICES": str(device.index)}
+        # Numbered as nvidia-smi does, by which `hadar check` tells who uses which.
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(device.index)}
     return env
 
 

@@ -30,6 +30,11 @@ def test_it_finds_what_trying_everything_finds():
     assert sum(rate(queue, job, a) for job, a in chosen.items()) == pytest.approx(total)
 
 
+def test_it_leaves_out_whoever_is_in_the_way():
+    queue = queue_of([[0.1], [5.0], [0.2]], capacity=[2], gang=[2, 2, 2])
+    assert best_allocation(queue, lambda j, a, free: rate(queue, j, a)) == (10.0, {1: (2,)})
+
+
 def test_gangs_are_whole_unless_elastic():
     strict = queue_of([[1.0, 1.0]], capacity=[2, 2], gang=[3])
     assert {sum(a) for a in allocations(strict, 0, (2, 2))} == {3}

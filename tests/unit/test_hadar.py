@@ -42,10 +42,13 @@ def test_each_takes_the_kind_that_suits_it():
     assert Hadar().allocate(queue).allocations == {0: (1, 0), 1: (0, 1)}
 
 
-def test_a_critical_job_gets_the_fastest_devices():
-    # Job 0 alone needs longer than all the others together.
-    queue = queue_of([[3, 1]] * 4, capacity=[1, 3], steps=[9e5, 1e4, 1e4, 1e4])
+def test_a_critical_job_gets_the_fastest_devices_however_dear():
+    # Forty jobs make the first kind five times as dear; job 0 hardly gains there, but needs all
+    # the time that there is.
+    rates, steps = [[3.0, 2.5], *[[10.0, 2.0]] * 40], [2.9e5, *[3e5] * 40]
+    queue = queue_of(rates, capacity=[10, 10], steps=steps)
     assert Hadar().allocate(queue).allocations[0] == (1, 0)
+    assert Hadar(critical=2, theta=0.1).allocate(queue).allocations[0] == (0, 1)
 
 
 def test_cheap_jobs_come_before_dear_ones_of_no_urgency():
@@ -84,6 +87,12 @@ def test_spread_rates_count_for_mixed_gangs():
     spread = np.array([[0.0, 0.0]])
     queue = queue_of([[2.0, 1.0]], capacity=[2, 2], gang=[4], spread_rates=spread)
     assert Hadar().allocate(queue).allocations == {}  # it would not move at all
+
+
+def test_a_gang_takes_slower_devices_together_rather_than_faster_ones_apart():
+    spread = np.array([[1.0, 1.0, 1.0]])
+    queue = queue_of([[10.0, 10.0, 4.0]], capacity=[1, 1, 2], gang=[2], spread_rates=spread)
+    assert Hadar().allocate(queue).allocations == {0: (0, 0, 2)}
 
 
 def test_refill_gives_what_came_free_to_the_waiting_only():

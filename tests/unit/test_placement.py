@@ -58,6 +58,15 @@ def test_a_gang_spreads_where_equals_sit():
     assert SITE.is_spread(after[2])
 
 
+def test_nobody_gives_way_to_a_narrower_gang():
+    site = Site.uniform(["fast"], [12], [4])
+    wide = tuple(f"fast-0:{i}" for i in range(4)) + ("fast-1:0",)
+    before = {1: wide, 2: ("fast-2:0",)}
+    after = place(site, before, {1: (5,), 2: (1,), 3: (4,)})
+    assert after[1] == wide
+    assert nodes(after[3]) == {"fast-2"} and nodes(after[2]) == {"fast-1"}
+
+
 def test_a_gang_wider_than_a_node_takes_as_few_as_it_needs():
     seats = place(SITE, {}, {1: (8, 0)})
     assert not SITE.is_spread(seats[1])
