@@ -99,7 +99,7 @@ class Agent:
         """Nobody will ask for what other attempts left."""
         for files in (self._run / "attempts").iterdir():
             if files.name not in known:
-                shutil.rmtree(files, ignore_errors=True)
+                _remove(files)
 
     def _watch(self, attempt: str, worker: Path) -> None:
         self._active[attempt] = worker
@@ -178,7 +178,7 @@ class Agent:
 
     def _forget(self, attempt: str) -> None:
         self._active.pop(attempt, None)
-        shutil.rmtree(self._run / "attempts" / attempt, ignore_errors=True)
+        _remove(self._run / "attempts" / attempt)
 
     def stop_workers(self, grace_s: float, kept: Collection[str] = ()) -> None:
         """Ends the run's other workers: asks, waits ``grace_s``, then kills. Returns when gone."""
@@ -294,6 +294,14 @@ def _tail(path: Path) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _remove(files: Path) -> None:
+    """At once: the supervisor would take an attempt without its result for one overdue."""
+    gone = files.with_name(f"{files.name}.gone")
+    with suppress(OSError):
+        files.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 @contextmanager

@@ -130,6 +130,19 @@ def test_a_worker_stays_warm_between_orders(lab):
     assert second.result.steps == 40
 
 
+def test_a_worker_may_wait_for_long(lab):
+    executor = lab.open()
+    job = lab.job(TRAINS)
+    for attempt in ("a", "b"):
+        executor.start(order(attempt, (0, 20), job=job, seconds=1.0))
+        collect(executor, 1)
+    assert executor.wait(executor.now() + 8.0) == []  # past the last order's deadline and grace
+    executor.start(order("c", (20, 40), job=job))
+    [report] = collect(executor, 1)
+    assert isinstance(report, HandedIn)
+    assert report.warm
+
+
 def test_a_killed_worker_is_reported_with_its_signal(lab):
     executor = lab.open()
     executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))

@@ -90,7 +90,7 @@ def test_spread_rates_count_for_mixed_gangs():
 
 
 def test_a_gang_takes_slower_devices_together_rather_than_faster_ones_apart():
-    spread = np.array([[1.0, 1.0, 1.0]])
+    spread = np.array([[3.0, 3.0, 1.0]])
     queue = queue_of([[10.0, 10.0, 4.0]], capacity=[1, 1, 2], gang=[2], spread_rates=spread)
     assert Hadar().allocate(queue).allocations == {0: (0, 0, 2)}
 

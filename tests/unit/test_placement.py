@@ -60,7 +60,7 @@ def test_a_gang_spreads_where_equals_sit():
 
 def test_nobody_gives_way_to_a_narrower_gang():
     site = Site.uniform(["fast"], [12], [4])
-    wide = tuple(f"fast-0:{i}" for i in range(4)) + ("fast-1:0",)
+    wide = ("fast-0:0", "fast-0:1", "fast-0:2", "fast-0:3", "fast-1:0")
     before = {1: wide, 2: ("fast-2:0",)}
     after = place(site, before, {1: (5,), 2: (1,), 3: (4,)})
     assert after[1] == wide
