@@ -138,3 +138,12 @@ def test_a_job_moves_only_for_a_clearly_better_price():
     queue = queue_of(rates, capacity=[4, 4], steps=steps, running={0: (0, 1), 1: (0, 1)})
     runs = Hadar().allocate(queue).allocations
     assert runs[0] == (0, 1) and runs[1] == (1, 0)
+
+
+def test_idle_devices_go_to_whoever_is_faster_there():
+    # Two equal jobs, two kinds; the dear kind would stand idle beside the cheap one.
+    queue = queue_of([[3.0, 1.0]] * 2, capacity=[2, 2], running={0: (0, 1), 1: (0, 1)})
+    runs = Hadar(critical=2).allocate(queue).allocations
+    assert runs == {0: (1, 0), 1: (1, 0)}
+    stay = Hadar(critical=2, restlessness=9.0).allocate(queue).allocations
+    assert stay == {0: (0, 1), 1: (0, 1)}

@@ -113,6 +113,30 @@ class Market:
             ):
                 self.take(j, self.fastest(j))
 
+    def upgrade(self, order: IntArray, gain: float) -> None:
+        """Moves gangs to idle devices of one kind that are faster for them by this factor.
+
+        What is idle now nobody else can use, so its price does not matter.
+        """
+        has_moved = False
+        for j in order.tolist():
+            if not any(self.free):
+                break
+            mine = self.taken.get(self._ids[j])
+            if mine is None:
+                continue
+            rates = [
+                x if f >= self._gang[j] else 0.0
+                for x, f in zip(self._rates[j], self.free, strict=True)
+            ]
+            best = max(rates)
+            if best * self._gang[j] > gain * self.rate(j, mine):
+                self.free = [f + n for f, n in zip(self.free, mine, strict=True)]
+                self.take(j, self._on_one(rates.index(best), self._gang[j]))
+                has_moved = True
+        if has_moved:
+            self.backfill(order)
+
     def rate(self, j: int, allocation: Allocation) -> float:
         is_mixed = sum(1 for count in allocation if count) > 1
         return gang_rate(allocation, self._slow[j] if is_mixed else self._rates[j])
