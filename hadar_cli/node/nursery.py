@@ -26,11 +26,24 @@ from hadar_cli.node.supervisor import WorkerSpec, supervise
 
 
 def main() -> None:
-    with suppress(ImportError):  # a script that needs no torch runs without it
-        import hadar_cli.node.training  # noqa: F401
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        _detach(Path(request["directory"]), WorkerSpec(**request["spec"]))
+        spec = WorkerSpec(**request["spec"])
+        if _speaks_of_torch(spec.argv[1:]):
+            with suppress(ImportError):  # the script will say so itself, in its log
+                import hadar_cli.node.training  # noqa: F401
+        _detach(Path(request["directory"]), spec)
+
+
+def _speaks_of_torch(words: list[str]) -> bool:
+    """Whether a worker will want torch; one that does not is spared its seconds and megabytes."""
+    if words[0] == "-m":
+        return True
+    try:
+        source = Path(words[0]).read_bytes()
+    except OSError:
+        return False
+    return b"torch" in source or b"hadar_cli" in source
 
 
 def _detach(directory: Path, spec: WorkerSpec) -> None:
