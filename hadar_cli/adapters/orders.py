@@ -22,6 +22,8 @@ def order_request(
         "argv": _command(order.job, launch),
         "env": _environment(order.job, node, device),
         "cwd": launch.sync,
+        "job": order.job.id,
+        "setup": launch.setup,
         "variables": _variables(order, device, weights),
     }
 

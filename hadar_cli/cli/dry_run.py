@@ -15,7 +15,7 @@ from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies import registry
 from hadar_cli.core.policies.registry import ClusterView, JobView, Stint
 from hadar_cli.core.throughput import RateModel
-from hadar_cli.report.format import duration, figures
+from hadar_cli.report.format import duration, figures, plain
 
 _CODE_WARNING = "A mix runs code on the nodes, as the user that owns them: read it before you run."
 
@@ -72,7 +72,9 @@ def _print(
     console.print(_plan_table(mix, devices, stints))
     console.print(f"\nAll jobs take at least {duration(expected_s)} by these estimates.")
     scripts = sorted({job.launch.script for job in mix.jobs if job.launch.script})
-    console.print(_CODE_WARNING + "".join(f"\n    {script}" for script in scripts))
+    setups = sorted({f"setup: {job.launch.setup}" for job in mix.jobs if job.launch.setup})
+    code = "".join(f"\n    {plain(line, 300)}" for line in [*scripts, *setups])
+    console.print(_CODE_WARNING + code)
     console.print("Dry run: nothing was started.")
 
 
@@ -133,6 +135,7 @@ def _as_json(
                 "name": job.name,
                 "workload": job.workload,
                 "script": job.launch.script,
+                "setup": job.launch.setup,
                 "preset": job.launch.preset,
                 "batch_size": job.batch_size,
                 "steps_target": job.target_steps,

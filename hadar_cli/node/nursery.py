@@ -22,6 +22,7 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hadar_cli.node.order import write_atomically
+from hadar_cli.node.setup import set_up
 from hadar_cli.node.supervisor import WorkerSpec, supervise
 
 
@@ -81,6 +82,8 @@ def become_worker(spec: WorkerSpec, variables: dict[str, str]) -> None:
     _limit_threads(environment.get("OMP_NUM_THREADS"))
     code = 0
     try:
+        if spec.setup and (failed := set_up(spec.setup, Path(spec.setup_stamp), environment)):
+            sys.exit(failed)
         _run(spec.argv[1:], environment.get("PYTHONPATH", ""))
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)

@@ -41,6 +41,8 @@ class WorkerSpec:
     lease: str
     lease_s: float
     tag: str
+    setup: str  # the job's setup command, if it has one
+    setup_stamp: str  # the file that says that it is done
 
 
 BecomeWorker: TypeAlias = Callable[[WorkerSpec, dict[str, str]], None]

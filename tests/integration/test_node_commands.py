@@ -79,8 +79,8 @@ def test_a_busy_gpu_is_left_alone_and_a_free_one_is_not(tmp_path, monkeypatch):
         f"""#!/bin/sh
 case "$1" in
 *query-gpu*)
-    echo "0, GPU-a, NVIDIA GeForce RTX 3090, 24576, 12288"
-    echo "1, GPU-b, NVIDIA GeForce RTX 3090, 24576, 300";;
+    echo "0, GPU-a, NVIDIA GeForce RTX 3090, 24576, 12288, 4, 00000000:01:00.0"
+    echo "1, GPU-b, NVIDIA GeForce RTX 3090, 24576, 300, 4, 00000000:02:00.0";;
 *) echo "GPU-a, {os.getpid()}, 12000";;
 esac
 """
