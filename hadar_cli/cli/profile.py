@@ -75,7 +75,8 @@ def profile_nodes(
         return
     _print(devices, jobs, rates, measured)
     for problem in _problems(strange):
-        stdout().print(f"\n✗ {problem['node']}: {problem['what']}\n  fix: {problem['fix']}")
+        words = f"\n✗ {problem['node']}: {problem['what']}\n  fix: {problem['fix']}"
+        stdout().print(words, soft_wrap=True)  # the fix may be a line to copy
 
 
 def _discover(path: Path, timeout_s: float) -> tuple[tuple[Node, ...], list[Discovery]]:
