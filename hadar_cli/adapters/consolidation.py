@@ -19,11 +19,12 @@ class StoreConsolidator:
     def consolidate(
         self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
     ) -> Consolidated:
+        inputs = sorted(inputs, key=lambda c: (c.copy, c.attempt))
+        attempts = [c.attempt for c in inputs]
         copies = [
             tensors.Contribution(number, self._store.object_path(c.weights), c.steps, c.batch_size)
-            for number, c in enumerate(sorted(inputs, key=lambda c: (c.copy, c.attempt)))
+            for number, c in enumerate(inputs)
         ]
-        attempts = [c.attempt for c in sorted(inputs, key=lambda c: (c.copy, c.attempt))]
         scratch = self._store.scratch_path("merged")
         base_path = self._store.object_path(base) if base else None
         merged = tensors.merge(copies, base_path, scratch, rules)

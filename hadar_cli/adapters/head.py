@@ -13,6 +13,7 @@ from hadar_cli import __version__
 from hadar_cli.adapters.consolidation import StoreConsolidator
 from hadar_cli.adapters.executor import NodeExecutor
 from hadar_cli.adapters.housekeeping import Housekeeper
+from hadar_cli.adapters.inspection import find_objections
 from hadar_cli.adapters.local import LocalConnection
 from hadar_cli.adapters.node_hand import Connection
 from hadar_cli.adapters.packing import CodePacker
@@ -114,6 +115,8 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts) -> RunState:
     )
     loop = RoundLoop(facts.mix, devices, policy, executor, tracker, rates, observer)
     tracker.record(events.HeadStarted(executor.now(), epoch, _versions()))
+    for device, why in find_objections(facts.nodes, store.directory.parent).items():
+        tracker.record(events.DeviceLost(executor.now(), device, why))
     try:
         loop.run(lambda: lower_bound(facts.mix, devices, read_journal(store.journal_path)))
     except (Interrupted, UnfinishedError, RefusedError) as reason:

@@ -128,7 +128,7 @@ def find_objections(
 
     def look(node: Node) -> dict[str, str]:
         with visiting(node, runs, deadline_s) as visit:
-            return _objections(node, _read_facts(visit))
+            return _objections(node, read_facts(visit))
 
     asked = [node for node in nodes if node.hours or (node.gpus and not node.emulated_speed)]
     found: dict[str, str] = {}
@@ -147,7 +147,7 @@ def _inspect(seen: Inspection, runs: Path, deadline_s: float) -> None:
             seen.down_bytes_per_s = _bytes_per_s(visit.fetch_s)
         seen.stage = "looking around"
         asked_at = time.time()
-        seen.facts = _read_facts(visit)
+        seen.facts = read_facts(visit)
         seen.clock_skew_s = seen.facts.now - (asked_at + time.time()) / 2
         seen.leftovers = visit.leftovers()
         _judge(seen, seen.facts)
@@ -170,7 +170,8 @@ def _bytes_per_s(move: Callable[[int], float]) -> float:
     return best
 
 
-def _read_facts(visit: Visit) -> Facts:
+def read_facts(visit: Visit) -> Facts:
+    """What the node tells of itself at once."""
     return msgspec.convert(visit.ask("facts"), Facts)
 
 
@@ -180,15 +181,20 @@ def _explain(seen: Inspection, error: Exception) -> None:
     if isinstance(error, TimeoutError) and seen.stage == _IMPORTING:
         seen.notes.append(f"torch took more than {error} to import; rounds will start late")
         return
+    seen.problems.append(problem_of(error, seen.stage))
+
+
+def problem_of(error: Exception, stage: str) -> Problem:
+    """Whatever stopped a visit, in words, with what to do about it."""
     if isinstance(error, TimeoutError):
-        what = f"no answer within {error}; it was {seen.stage}"
-        fix = "see whether the machine hangs or is overloaded; --timeout gives it longer"
-    elif isinstance(error, HadarError):
-        what, fix = str(error), error.fix or _fix_for(error.__cause__)
-    else:
-        what = f"{type(error).__name__} while {seen.stage}: {error}"
-        fix = "its answers make no sense; is its `python` setting right?"
-    seen.problems.append(Problem(what, fix))
+        what = f"no answer within {error}; it was {stage}"
+        return Problem(
+            what, "see whether the machine hangs or is overloaded; --timeout gives it longer"
+        )
+    if isinstance(error, HadarError):
+        return Problem(str(error), error.fix or _fix_for(error.__cause__))
+    what = f"{type(error).__name__} while {stage}: {error}"
+    return Problem(what, "its answers make no sense; is its `python` setting right?")
 
 
 def _fix_for(cause: BaseException | None) -> str:
@@ -215,7 +221,7 @@ def _judge(seen: Inspection, facts: Facts) -> None:
         ahead = "ahead" if seen.clock_skew_s > 0 else "behind"
         seen.notes.append(f"its clock is {abs(seen.clock_skew_s):.0f} s {ahead}; training is fine")
     if seen.leftovers and seen.leftovers.processes:
-        seen.notes.append(f"{seen.leftovers.processes} processes of runs live there: hadar status")
+        seen.notes.append(f"processes of runs that live there: {seen.leftovers.processes}")
     seen.left_alone = _objections(seen.node, facts)
 
 

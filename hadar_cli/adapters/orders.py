@@ -22,6 +22,8 @@ def order_request(
         "argv": _command(order.job, launch),
         "env": _environment(order.job, node, device),
         "cwd": launch.sync,
+        "job": order.job.id,
+        "setup": launch.setup,
         "variables": _variables(order, device, weights),
     }
 
@@ -42,7 +44,8 @@ def _environment(job: Job, node: Node, device: Device) -> dict[str, str]:
     if device.emulated_speed:
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     elif device.gpu:
-        env |= {"CUDA_VISIBLE_DEVICES": str(device.index)}
+        # Numbered as nvidia-smi does, by which `hadar check` tells who uses which.
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(device.index)}
     return env
 
 

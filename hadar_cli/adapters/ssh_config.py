@@ -1,7 +1,8 @@
 """Where a node is and how to get in: its own fields first, then what ssh_config says.
 
 The ``ssh`` command itself is asked (``ssh -G``), so that names mean here what they mean there;
-where there is none, a node's host is taken as it stands.
+where there is none, a node's host is taken as it stands. HADAR_SSH_CONFIG names another file
+than ssh's own.
 """
 
 from __future__ import annotations

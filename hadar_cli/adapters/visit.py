@@ -54,9 +54,12 @@ class Visit:
     def leftovers(self) -> Leftovers:
         return msgspec.convert(self.ask("leftovers"), Leftovers)
 
-    def tidy(self, action: str, run: str | None) -> Tidied:
-        """Stops (``stop``) or removes (``remove``) what the run, or all runs, left there."""
-        answer = self.ask(action, run=run)
+    def tidy(self, action: str, run: str | None, held: Sequence[str]) -> Tidied:
+        """Stops (``stop``) or removes (``remove``) what the run, or all runs, left there.
+
+        Refused while a head is at work on one of them, other than those whose lock we hold.
+        """
+        answer = self.ask(action, run=run, held=list(held))
         if driven := answer.get("driven"):
             raise RunLockedError(
                 f"a hadar somewhere is at work there, on run {driven[0]}",
@@ -184,12 +187,17 @@ def on_all(
 
 
 def tidy(
-    nodes: Sequence[Node], runs: Path, action: str, run: str | None, deadline_s: float
+    nodes: Sequence[Node],
+    runs: Path,
+    action: str,
+    run: str | None,
+    held: Sequence[str],
+    deadline_s: float,
 ) -> Iterator[tuple[Node, Tidied | Exception]]:
     """``Visit.tidy`` on all nodes at once."""
 
     def call(node: Node) -> Tidied:
         with visiting(node, runs, deadline_s) as visit:
-            return visit.tidy(action, run)
+            return visit.tidy(action, run, held)
 
     return on_all(nodes, call, deadline_s)

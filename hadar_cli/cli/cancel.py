@@ -72,14 +72,15 @@ def _end_leftovers(store: RunStore) -> None:
 
     name = store.directory.name
     nodes = [node for node in store.facts.nodes if node.enabled]
-    failed = False
-    for node, result in tidy(nodes, store.directory.parent, "stop", name, _DEADLINE_S):
-        if isinstance(result, Exception):
-            failed = complain(node, result)
-        elif result.before.processes:
-            left = result.after.processes
-            stderr().print(f"{node.name}: {result.before.processes} processes, {left} left")
-            failed |= left > 0
+    runs, failed = store.directory.parent, False
+    with store.locked():  # so that nobody takes it up meanwhile
+        for node, result in tidy(nodes, runs, "stop", name, [name], _DEADLINE_S):
+            if isinstance(result, Exception):
+                failed = complain(node, result)
+            elif result.before.processes:
+                left = result.after.processes
+                stderr().print(f"{node.name}: {result.before.processes} processes, {left} left")
+                failed |= left > 0
     if failed:
         raise UnfinishedError(
             "not every machine could be tidied",

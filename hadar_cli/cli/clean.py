@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,11 +22,14 @@ from hadar_cli.cli.options import (
     stderr,
     stdout,
 )
-from hadar_cli.errors import HadarError, InputError, RunLockedError, UnfinishedError
+from hadar_cli.errors import HadarError, InputError, UnfinishedError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
+    from hadar_cli.adapters.store import RunStore
     from hadar_cli.adapters.visit import Tidied
     from hadar_cli.core.model import Node
 
@@ -48,18 +52,15 @@ def clean(
     """
     if run and everything:
         raise InputError("--all and the name of a run exclude each other", field="--all")
-    name, machines, runs_dir = _what(run, nodes, runs_dir)
-    _confirm(machines, name, yes)
-    from hadar_cli.adapters.visit import tidy
-
-    failed = False
-    done: dict[str, Tidied] = {}
-    for node, result in tidy(machines, runs_dir, "remove", name, _DEADLINE_S):
-        if isinstance(result, Exception):
-            failed = complain(node, result)
-        else:
-            done[node.name] = result
-            failed |= bool(result.after.bytes or result.after.processes)
+    stores = _stores(run, runs_dir)
+    name = stores[0].directory.name if run else None
+    machines = _machines(stores[0]) if run else read_inventory(nodes)
+    with ExitStack() as locks:  # nobody shall drive these runs, now or meanwhile
+        for store in stores:
+            locks.enter_context(store.locked())
+        _confirm(machines, name, yes)
+        where = stores[0].directory.parent if run else runs_dir
+        done, failed = _remove(machines, where, name, [s.directory.name for s in stores])
     if as_json:
         print_json({node: dataclasses.asdict(tidied) for node, tidied in done.items()})
     elif done:
@@ -71,27 +72,37 @@ def clean(
         stdout().print(f"Nothing of {f'run {name}' if name else 'hadar'} is left there.")
 
 
-def _what(run: str | None, nodes: Path, runs_dir: Path) -> tuple[str | None, list[Node], Path]:
-    """Which run, which machines, where local ones keep theirs; refused while a head is at work."""
+def _stores(run: str | None, runs_dir: Path) -> list[RunStore]:
+    """The run asked for, or all that this head knows."""
     from hadar_cli.adapters.store import RunStore, find_run, list_runs
 
     if run:
-        stores = [find_run(runs_dir, run)]
-        machines = [node for node in stores[0].facts.nodes if node.enabled]
-        name, runs_dir = stores[0].directory.name, stores[0].directory.parent
-    else:
-        stores = [RunStore(path) for path in list_runs(runs_dir)]
-        machines, name = list(read_inventory(nodes)), None
-    for store in stores:
-        if pid := store.holder():
-            raise RunLockedError(
-                f"process {pid} drives run {store.directory.name}",
-                fix=f"wait for it to end, or stop it: hadar cancel {store.directory.name}",
-            )
-    return name, machines, runs_dir
+        return [find_run(runs_dir, run)]
+    return [RunStore(path) for path in list_runs(runs_dir)]
 
 
-def _confirm(machines: list[Node], name: str | None, yes: bool) -> None:
+def _machines(store: RunStore) -> tuple[Node, ...]:
+    return tuple(node for node in store.facts.nodes if node.enabled)
+
+
+def _remove(
+    machines: Sequence[Node], runs: Path, name: str | None, held: list[str]
+) -> tuple[dict[str, Tidied], bool]:
+    """What was removed where, and whether anything failed or is left."""
+    from hadar_cli.adapters.visit import tidy
+
+    done: dict[str, Tidied] = {}
+    failed = False
+    for node, result in tidy(machines, runs, "remove", name, held, _DEADLINE_S):
+        if isinstance(result, Exception):
+            failed = complain(node, result)
+        else:
+            done[node.name] = result
+            failed |= bool(result.after.bytes or result.after.processes)
+    return done, failed
+
+
+def _confirm(machines: Sequence[Node], name: str | None, yes: bool) -> None:
     if yes:
         return
     what = f"what run {name} left" if name else "everything that hadar put"

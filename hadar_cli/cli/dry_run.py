@@ -14,8 +14,9 @@ from hadar_cli.core.fluid import forked_optimum
 from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies import registry
 from hadar_cli.core.policies.registry import ClusterView, JobView, Stint
+from hadar_cli.core.state import JobState
 from hadar_cli.core.throughput import RateModel
-from hadar_cli.report.format import duration, figures
+from hadar_cli.report.format import duration, figures, plain
 
 _CODE_WARNING = "A mix runs code on the nodes, as the user that owns them: read it before you run."
 
@@ -34,21 +35,24 @@ def show(mix: Mix, devices: list[Device], as_json: bool) -> None:
 
 def _first_round(mix: Mix, devices: list[Device], rates: RateModel) -> list[Stint]:
     """The policy's first plan, at the estimated rates."""
+    queue = [JobState(job) for job in mix.jobs if job.arrives_s <= 0]
     view = ClusterView(
+        now_s=0.0,
+        slot_s=mix.slot_s,
         seconds=mix.slot_s,
         devices=tuple(device.name for device in devices),
-        jobs=tuple(
+        jobs=lambda: [
             JobView(
-                job,
-                free_steps=job.target_steps,
-                remaining_steps=job.target_steps,
-                solo_steps=max(1, round(mix.merge.solo * job.target_steps)),
+                state.job,
+                free_steps=state.remaining,
+                remaining_steps=state.remaining,
+                solo_steps=max(1, round(mix.merge.solo * state.remaining)),
             )
-            for job in mix.jobs
-            if job.arrives_s <= 0
-        ),
-        rate=rates.rate,
-        current={},
+            for state in queue
+        ],
+        rates=rates,
+        cluster=tuple(devices),
+        queue=queue,
     )
     return registry.create(mix.policy).plan(view)
 
@@ -72,7 +76,9 @@ def _print(
     console.print(_plan_table(mix, devices, stints))
     console.print(f"\nAll jobs take at least {duration(expected_s)} by these estimates.")
     scripts = sorted({job.launch.script for job in mix.jobs if job.launch.script})
-    console.print(_CODE_WARNING + "".join(f"\n    {script}" for script in scripts))
+    setups = sorted({f"setup: {job.launch.setup}" for job in mix.jobs if job.launch.setup})
+    code = "".join(f"\n    {plain(line, 300)}" for line in [*scripts, *setups])
+    console.print(_CODE_WARNING + code)
     console.print("Dry run: nothing was started.")
 
 
@@ -133,6 +139,7 @@ def _as_json(
                 "name": job.name,
                 "workload": job.workload,
                 "script": job.launch.script,
+                "setup": job.launch.setup,
                 "preset": job.launch.preset,
                 "batch_size": job.batch_size,
                 "steps_target": job.target_steps,

@@ -24,7 +24,8 @@ name = "slow"
 host = "local"
 emulate = { speed = 0.3 }
 
-# A real machine with a GPU in it; the name of a known GPU is enough.
+# A real machine with a GPU in it; the name of a known GPU is enough. Without `gpus`, `hadar
+# profile nodes` asks the machine and keeps its answer beside this file, in nodes.profile.json.
 #
 # [[node]]
 # name = "workstation"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from hadar_cli import __version__
 from hadar_cli.adapters.executor import NodeExecutor
 from hadar_cli.adapters.head import connect
 from hadar_cli.adapters.store import RunFacts, RunStore
+from hadar_cli.adapters.visit import DEADLINE_S, tidy
 from hadar_cli.app.ports import CopyOrder, Executor, Failed, HandedIn, NodeGone, Report
 from hadar_cli.core.model import Job, Mix, Node
 from hadar_cli.core.steps import StepSet
@@ -33,15 +35,19 @@ class Measured:
 
 @contextmanager
 def measuring(nodes: Sequence[Node], jobs: Sequence[Job]) -> Iterator[Executor]:
-    """An executor over local ``nodes`` that leaves no files or processes behind."""
+    """An executor over ``nodes`` that leaves no files or processes of its own behind."""
+    run = f"profile-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="hadar-profile-") as directory:
-        facts = RunFacts("profile", Mix("profile", tuple(jobs)), tuple(nodes), "", __version__)
+        facts = RunFacts(run, Mix("profile", tuple(jobs)), tuple(nodes), "", __version__)
         store = RunStore.create(Path(directory), facts)
         executor = NodeExecutor(connect(nodes, store), 1, 0.0)
         try:
             yield executor
         finally:
             executor.stop(grace_s=0.0)
+            far = [node for node in nodes if not node.is_local]
+            # What a node that is gone keeps, `hadar clean` finds.
+            list(tidy(far, Path(directory), "remove", run, [run], DEADLINE_S))
 
 
 def measure(

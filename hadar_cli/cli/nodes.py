@@ -10,6 +10,7 @@ from hadar_cli.cli.options import (
     DEFAULT_NODES,
     AsJson,
     NodesFile,
+    cached_profile,
     print_json,
     require_file,
     stdout,
@@ -35,9 +36,10 @@ def list_nodes(nodes: NodesFile = DEFAULT_NODES, as_json: AsJson = False) -> Non
     from rich.table import Table
 
     from hadar_cli.adapters.config import read_nodes
+    from hadar_cli.adapters.profile_cache import fill
 
     require_file(nodes, "hadar init writes a starter")
-    inventory = read_nodes(nodes)
+    inventory = fill(read_nodes(nodes), cached_profile(nodes))
     if as_json:
         import msgspec
 

@@ -14,6 +14,7 @@ from hadar_cli.errors import InputError, nearest
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hadar_cli.adapters.profile_cache import Cached
     from hadar_cli.core.model import Device, Node
 
 
@@ -39,12 +40,30 @@ _PLAIN: dict[str, Any] = {"highlight": False, "markup": False}  # what is printe
 
 
 def read_inventory(path: Path) -> tuple[Node, ...]:
-    """The enabled nodes of ``path``."""
+    """The enabled nodes of ``path``, with the GPUs that ``hadar profile nodes`` found."""
+    from hadar_cli.adapters.profile_cache import fill
+
+    return fill(read_enabled(path), cached_profile(path))
+
+
+def read_enabled(path: Path) -> tuple[Node, ...]:
+    """The enabled nodes of ``path`` as it lists them."""
     from hadar_cli.adapters.config import read_nodes
 
     fix = "hadar init writes a starter; -n FILE names another" if path == DEFAULT_NODES else None
     require_file(path, fix)
     return tuple(node for node in read_nodes(path) if node.enabled)
+
+
+def cached_profile(path: Path) -> Cached:
+    """What is known of the inventory's machines; a damaged file costs a warning only."""
+    from hadar_cli.adapters.profile_cache import load
+
+    try:
+        return load(path)
+    except InputError as error:
+        stderr().print(f"warning: {error}\n  fix: {error.fix}")
+        return {}
 
 
 def require_file(path: Path, fix: str | None = None) -> None:

@@ -10,19 +10,24 @@ import typer
 
 from hadar_cli.cli.options import (
     DEFAULT_NODES,
+    DEFAULT_RUNS,
     AsJson,
     NodesFile,
     all_devices,
     are_accelerators,
+    cached_profile,
     flag,
     print_json,
-    read_inventory,
+    read_enabled,
     stderr,
     stdout,
 )
 from hadar_cli.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hadar_cli.adapters.discovery import Discovery
     from hadar_cli.cli.measure import Measured
     from hadar_cli.core.model import Device, Job, Node
     from hadar_cli.core.throughput import RateModel
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="How fast the machines train.")
 
 _MANY_STEPS = 10**6  # more than any device does in the seconds that measuring takes
+_LONGEST = 600  # of a machine's own words
 _HOW = "Measured with all devices training at once, as a run loads them, after a warm-up."
 
 
@@ -47,20 +53,59 @@ def profile_nodes(
     workload: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")
     ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each machine.")
+    ] = 15.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the devices and their estimated or measured steps per second."""
+    """Show the devices and their estimated or measured steps per second.
+
+    Machines whose `gpus` the inventory does not list are asked for them. What they answer is kept
+    in a file beside the inventory, for all other commands.
+    """
     from hadar_cli.core.throughput import RateModel
 
-    inventory = read_inventory(nodes)
+    inventory, strange = _discover(nodes, timeout_s)
     devices = all_devices(inventory)
     jobs = _jobs(workload or [], "paper" if are_accelerators(devices) else "tiny")
     rates = RateModel(jobs, devices)
     measured = _measure(inventory, jobs) if measure else []
     if as_json:
-        print_json(_as_json(devices, jobs, rates, measured))
+        print_json(_as_json(devices, jobs, rates, measured) | {"problems": _problems(strange)})
         return
     _print(devices, jobs, rates, measured)
+    for problem in _problems(strange):
+        words = f"\n✗ {problem['node']}: {problem['what']}\n  fix: {problem['fix']}"
+        stdout().print(words, soft_wrap=True)  # the fix may be a line to copy
+
+
+def _discover(path: Path, timeout_s: float) -> tuple[tuple[Node, ...], list[Discovery]]:
+    """The inventory with the GPUs that its machines have, and those that could not tell."""
+    from hadar_cli.adapters.discovery import discover, is_open
+    from hadar_cli.adapters.profile_cache import fill, store
+
+    listed, cached = read_enabled(path), cached_profile(path)
+    asked = [node for node in listed if is_open(node)]
+    if asked:
+        print(f"asking for GPUs: {', '.join(node.name for node in asked)}", file=sys.stderr)
+    found = list(discover(asked, DEFAULT_RUNS, timeout_s))
+    cached = store(path, cached, found)
+    return fill(listed, cached), [one for one in found if one.problem]
+
+
+def _problems(strange: list[Discovery]) -> list[dict[str, str]]:
+    """Why machines did not tell their GPUs, with nothing in it that a terminal obeys."""
+    from hadar_cli.report.format import plain
+
+    return [
+        {
+            "node": one.node.name,
+            "what": plain(one.problem.what, _LONGEST),
+            "fix": plain(one.problem.fix, _LONGEST),
+        }
+        for one in strange
+        if one.problem
+    ]
 
 
 def _jobs(names: list[str], preset: str) -> list[Job]:

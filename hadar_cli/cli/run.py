@@ -95,7 +95,16 @@ def _read_mix(
     if policy:
         changes["policy"] = parse_policy(policy)
     mix = replace(mix, **{key: value for key, value in changes.items() if value is not None})
-    registry.create(mix.policy, file=None if policy else str(path))
+    chosen = registry.create(mix.policy, file=None if policy else str(path))
+    wide = next((job for job in mix.jobs if job.gpus > 1), None)
+    if wide and not chosen.forks:
+        raise InputError(
+            f"{chosen.name!r} would give job {wide.name!r} {wide.gpus} devices at once, "
+            "and gangs can only be simulated yet",
+            file=str(path),
+            field="gpus",
+            fix="leave out 'gpus', use policy 'hadare', which forks jobs, or: hadar simulate",
+        )
     return mix
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeAlias
 
 from hadar_cli.core.model import Device
@@ -148,9 +149,10 @@ class _Floor:
     def _best_fit(self, kind: int, count: int) -> int:
         """The fullest shelf with room for all, else the emptiest."""
         holes = self._holes[kind]
-        for size in (*range(count, len(holes)), *range(min(count, len(holes)) - 1, 0, -1)):
-            if holes[size]:
-                return next(iter(holes[size]))
+        too_small = range(min(count, len(holes)) - 1, 0, -1)
+        for size in chain(range(count, len(holes)), too_small):
+            for shelf in holes[size]:
+                return shelf
         raise ValueError(f"overbooked: no free device of kind {self._site.kinds[kind]!r}")
 
     def _cheapest_room(

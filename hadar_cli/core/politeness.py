@@ -20,6 +20,7 @@ class GpuUse:
     memory_mb: float
     others_mb: float
     others: tuple[str, ...] = ()  # the users who hold it
+    pcie: int | None = None  # the generation that card and board both know
 
     @property
     def others_share(self) -> float:

@@ -12,7 +12,7 @@ from hadar_cli.core.queue import FloatArray, IntArray, Queue
 # one blurs prices by about its inverse, well under what a change of devices costs a job.
 STAGES = (8.0, 32.0, 128.0, 400.0)
 STEPS = 40
-WARM_STEPS = 6  # the next round goes on from there
+WARM_STEPS = 6  # of the last two stages only: the next round goes on from there
 TOLERANCE = 1e-3  # of the loads, in ln units
 FLOOR = 1e-9  # of the largest price: a kind that nobody wants stays a bargain, not a gift
 
@@ -55,7 +55,7 @@ def _ascend(lam: FloatArray, work: FloatArray, c: FloatArray, is_cold: bool) -> 
     log_lam = np.log(lam / (lam @ c))
     log_work = np.log(work)
     finite_work = np.where(np.isfinite(work), work, 0.0)
-    stages, steps = (STAGES, STEPS) if is_cold else (STAGES[-1:], WARM_STEPS)
+    stages, steps = (STAGES, STEPS) if is_cold else (STAGES[-2:], WARM_STEPS)
     for sharpness in stages:
         for _ in range(steps):
             cost = log_work + log_lam[:, None]

@@ -7,7 +7,7 @@ Nothing here names single devices; ``placement`` turns an allocation into them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -48,6 +48,20 @@ class Queue:
     def slow_rates(self) -> FloatArray:
         """Rates of gangs that are spread, or of mixed kinds; as consolidated where unmeasured."""
         return self.rates if self.spread_rates is None else self.spread_rates
+
+    def permuted(self, rows: IntArray, columns: IntArray) -> Queue:
+        """The same queue with its jobs and kinds in another order."""
+        jobs = ("ids", "remaining", "target", "gang", "elastic", "arrived_s", "attained_s")
+        pairs = [f for f in ("rounds_on", "rates", "spread_rates") if getattr(self, f) is not None]
+        return replace(
+            self,
+            kinds=tuple(self.kinds[c] for c in columns),
+            capacity=self.capacity[columns],
+            per_node=self.per_node[columns],
+            running={j: tuple(a[c] for c in columns) for j, a in self.running.items()},
+            **{name: getattr(self, name)[rows] for name in jobs},
+            **{name: getattr(self, name)[np.ix_(rows, columns)] for name in pairs},
+        )
 
     def is_running(self) -> BoolArray:
         return np.isin(self.ids, list(self.running))
@@ -95,6 +109,8 @@ def fit_in_order(
     Only a gang that no kind could ever hold is mixed. Without ``backfill`` the first gang that
     finds no room ends it. ``free`` is left as given.
     """
+    if not len(order):
+        return {}
     free, ranking = list(free), general_ranking(queue)
     largest = int(queue.capacity.max(initial=0))
     gangs, can_run = queue.gang.tolist(), (queue.rates > 0).tolist()

@@ -118,7 +118,8 @@ class _Tracing:
         spans = self.spans[device]
         begin = max(started.t, spans[-1].end if spans else 0.0)
         end = max(begin, self.now)
-        train_s = _at_most(finished.train_s, end - begin) if finished else 0.0
+        trains = finished is not None and started.purpose == "train"
+        train_s = _at_most(finished.train_s, end - begin) if finished and trains else 0.0
         spans.append(
             Span(
                 started.attempt,

@@ -7,6 +7,7 @@ live under supervisors, everything else in files below the run's directory:
 
     workers/<worker>/    see supervisor.py
     attempts/<attempt>/  order.json, and what the copy leaves: progress, result, weights
+    setup/               which jobs' setup commands are done, see setup.py
     fence.json           which head, and which of its connections, may give orders
     lease                renewed by every request; without it the workers end
 
@@ -37,6 +38,7 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
 from hadar_cli.node import processes
 from hadar_cli.node.bootstrap import answer as send
 from hadar_cli.node.order import write_atomically
+from hadar_cli.node.setup import stamp_path
 from hadar_cli.node.supervisor import WorkerSpec, order_path
 
 _LOOK_EVERY_S = 0.025
@@ -99,7 +101,7 @@ class Agent:
         """Nobody will ask for what other attempts left."""
         for files in (self._run / "attempts").iterdir():
             if files.name not in known:
-                shutil.rmtree(files, ignore_errors=True)
+                _remove(files)
 
     def _watch(self, attempt: str, worker: Path) -> None:
         self._active[attempt] = worker
@@ -158,13 +160,16 @@ class Agent:
         package_root = str(Path(__file__).resolve().parents[2])
         env = {**os.environ, **request["env"]}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, env.get("PYTHONPATH"))))
+        setup, cwd = request["setup"] or "", request["cwd"] or str(self._run)
         return WorkerSpec(
             argv=[word or sys.executable for word in request["argv"]],
             env=env,
-            cwd=request["cwd"] or str(self._run),
+            cwd=cwd,
             lease=str(self._run / "lease"),
             lease_s=self._lease_s,
             tag=self._tag(request["worker"]),
+            setup=setup,
+            setup_stamp=str(stamp_path(self._run, request["job"], cwd, setup)),
         )
 
     def _tag(self, worker: str) -> str:
@@ -178,7 +183,7 @@ class Agent:
 
     def _forget(self, attempt: str) -> None:
         self._active.pop(attempt, None)
-        shutil.rmtree(self._run / "attempts" / attempt, ignore_errors=True)
+        _remove(self._run / "attempts" / attempt)
 
     def stop_workers(self, grace_s: float, kept: Collection[str] = ()) -> None:
         """Ends the run's other workers: asks, waits ``grace_s``, then kills. Returns when gone."""
@@ -294,6 +299,14 @@ def _tail(path: Path) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def _remove(files: Path) -> None:
+    """At once: the supervisor would take an attempt without its result for one overdue."""
+    gone = files.with_name(f"{files.name}.gone")
+    with suppress(OSError):
+        files.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 @contextmanager

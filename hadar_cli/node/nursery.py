@@ -22,15 +22,29 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hadar_cli.node.order import write_atomically
+from hadar_cli.node.setup import set_up
 from hadar_cli.node.supervisor import WorkerSpec, supervise
 
 
 def main() -> None:
-    with suppress(ImportError):  # a script that needs no torch runs without it
-        import hadar_cli.node.training  # noqa: F401
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        _detach(Path(request["directory"]), WorkerSpec(**request["spec"]))
+        spec = WorkerSpec(**request["spec"])
+        if _speaks_of_torch(spec.argv[1:]):
+            with suppress(ImportError):  # the script will say so itself, in its log
+                import hadar_cli.node.training  # noqa: F401
+        _detach(Path(request["directory"]), spec)
+
+
+def _speaks_of_torch(words: list[str]) -> bool:
+    """Whether a worker will want torch; one that does not is spared its seconds and megabytes."""
+    if words[0] == "-m":
+        return True
+    try:
+        source = Path(words[0]).read_bytes()
+    except OSError:
+        return False
+    return b"torch" in source or b"hadar_cli" in source
 
 
 def _detach(directory: Path, spec: WorkerSpec) -> None:
@@ -68,6 +82,8 @@ def become_worker(spec: WorkerSpec, variables: dict[str, str]) -> None:
     _limit_threads(environment.get("OMP_NUM_THREADS"))
     code = 0
     try:
+        if spec.setup and (failed := set_up(spec.setup, Path(spec.setup_stamp), environment)):
+            sys.exit(failed)
         _run(spec.argv[1:], environment.get("PYTHONPATH", ""))
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)

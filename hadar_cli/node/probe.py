@@ -17,6 +17,10 @@ from typing import Any
 Facts = dict[str, Any]
 _SMI_S = 10.0
 _KERNEL_SIZE = 512
+_COLUMNS = "index,uuid,name,memory.total,memory.used,pcie.link.gen.max,pci.bus_id"
+_PCI = Path("/sys/bus/pci/devices")
+# GT/s, as the kernel tells it, to PCIe generation.
+_GENERATION = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 
 
 def facts(workdir: str, ours: set[int]) -> Facts:
@@ -54,7 +58,7 @@ def _gpus(ours: set[int]) -> Facts:
     if not Path(tool).exists():
         return {"gpus": [], "gpu_problem": None}
     try:
-        rows = _query(tool, "--query-gpu=index,uuid,name,memory.total,memory.used")
+        rows = _query(tool, f"--query-gpu={_COLUMNS}")
         apps = _query(tool, "--query-compute-apps=gpu_uuid,pid,used_memory")
         return {"gpus": [_gpu(row, apps, ours) for row in rows], "gpu_problem": None}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -71,7 +75,7 @@ def _query(tool: str, what: str) -> list[list[str]]:
 
 
 def _gpu(row: list[str], apps: list[list[str]], ours: set[int]) -> Facts:
-    index, uuid, name, total, used = row
+    index, uuid, name, total, used, generation, bus = row
     pids = {int(pid): _number(size) for gpu, pid, size in apps if gpu == uuid}
     others = sorted({_owner(pid) for pid in pids.keys() - ours})
     return {
@@ -80,7 +84,23 @@ def _gpu(row: list[str], apps: list[list[str]], ours: set[int]) -> Facts:
         "memory_mb": _number(total),
         "others_mb": max(0.0, _number(used) - sum(pids[pid] for pid in pids.keys() & ours)),
         "others": others,
+        "pcie": int(_number(generation)) or _generation(bus, _PCI),
     }
+
+
+def _generation(bus: str, devices: Path) -> int | None:
+    """What the card and the port it sits in can both do, from sysfs. ``bus`` is nvidia-smi's."""
+    domain, _, rest = bus.lower().partition(":")
+    card = Path(os.path.realpath(devices / f"{domain[-4:]}:{rest}"))
+    speeds = [_GENERATION.get(_speed(place)) for place in (card, card.parent)]
+    return min((speed for speed in speeds if speed), default=None)
+
+
+def _speed(device: Path) -> str:
+    try:
+        return (device / "max_link_speed").read_text().split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 def _number(text: str) -> float:

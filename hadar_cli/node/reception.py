@@ -15,6 +15,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,15 @@ def _serve(request: dict[str, Any]) -> None:
             found = leftovers.read_logs(place, request["job"], request["offsets"], request["limit"])
             answer({"logs": found})
         case action:
-            answer(_tidy(action, leftovers.Place.of(request)))
+            answer(_tidy(action, leftovers.Place.of(request), request.get("held", ())))
 
 
-def _tidy(action: str, place: leftovers.Place) -> dict[str, Any]:
-    """What is there, and what is left once the action was done; refused under a living head."""
+def _tidy(action: str, place: leftovers.Place, held: Sequence[str]) -> dict[str, Any]:
+    """What is there, and what is left after the action; refused under someone else's head."""
     before = leftovers.measure(place)
     if action == "leftovers":
         return before
-    if driven := leftovers.driven(place):
+    if driven := [run for run in leftovers.driven(place) if run not in held]:
         return {"driven": driven}
     {"stop": leftovers.stop, "remove": leftovers.remove}[action](place)
     return {"before": before, "after": leftovers.measure(place)}

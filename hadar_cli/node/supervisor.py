@@ -41,6 +41,8 @@ class WorkerSpec:
     lease: str
     lease_s: float
     tag: str
+    setup: str  # the job's setup command, if it has one
+    setup_stamp: str  # the file that says that it is done
 
 
 BecomeWorker: TypeAlias = Callable[[WorkerSpec, dict[str, str]], None]
@@ -129,8 +131,8 @@ def _reason_to_stop(directory: Path, spec: WorkerSpec, deadline: float, result: 
         return "released"
     if now > _leased_at(Path(spec.lease)) + spec.lease_s:
         return "the head's lease ran out"
-    if now > deadline and not result.exists():
-        return "did not stop at its deadline"
+    if now > deadline and result.parent.exists() and not result.exists():
+        return "did not stop at its deadline"  # what was collected is gone, directory and all
     return None
 
 

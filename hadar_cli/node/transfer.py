@@ -67,14 +67,14 @@ def _put(directory: Path, name: str, size: int) -> None:
     descriptor = _open_part(part, size)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         digest = hashlib.sha256()
-        offset = 0
         for chunk in _chunks(file.fileno(), size):
             digest.update(chunk)
-            offset += len(chunk)
-        answer({"offset": offset})
-        for chunk in _chunks(0, size - offset):
+        answer({"offset": file.tell()})
+        for chunk in _chunks(0, size - file.tell()):
             digest.update(chunk)
             _write_all(file.fileno(), chunk)
+        if file.tell() < size:
+            raise ConnectionError("the connection ended within the file")
     if digest.hexdigest() != name:
         part.unlink(missing_ok=True)
         raise ValueError("the file arrived damaged")

@@ -130,6 +130,19 @@ def test_a_worker_stays_warm_between_orders(lab):
     assert second.result.steps == 40
 
 
+def test_a_worker_may_wait_for_long(lab):
+    executor = lab.open()
+    job = lab.job(TRAINS)
+    for attempt in ("a", "b"):
+        executor.start(order(attempt, (0, 20), job=job, seconds=1.0))
+        collect(executor, 1)
+    assert executor.wait(executor.now() + 8.0) == []  # past the last order's deadline and grace
+    executor.start(order("c", (20, 40), job=job))
+    [report] = collect(executor, 1)
+    assert isinstance(report, HandedIn)
+    assert report.warm
+
+
 def test_a_killed_worker_is_reported_with_its_signal(lab):
     executor = lab.open()
     executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
@@ -223,7 +236,7 @@ def test_a_new_head_takes_over_running_copies(lab):
 def test_an_agent_that_dies_takes_no_copy_with_it(lab):
     executor = lab.open()
     executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=8))
-    worker, _ = lab.worker()
+    lab.worker()
     os.kill(agent_of(lab.directory), signal.SIGKILL)
     [report] = collect(executor, 1)
     assert isinstance(report, HandedIn)

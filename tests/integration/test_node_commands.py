@@ -79,8 +79,8 @@ def test_a_busy_gpu_is_left_alone_and_a_free_one_is_not(tmp_path, monkeypatch):
         f"""#!/bin/sh
 case "$1" in
 *query-gpu*)
-    echo "0, GPU-a, NVIDIA GeForce RTX 3090, 24576, 12288"
-    echo "1, GPU-b, NVIDIA GeForce RTX 3090, 24576, 300";;
+    echo "0, GPU-a, NVIDIA GeForce RTX 3090, 24576, 12288, 4, 00000000:01:00.0"
+    echo "1, GPU-b, NVIDIA GeForce RTX 3090, 24576, 300, 4, 00000000:02:00.0";;
 *) echo "GPU-a, {os.getpid()}, 12000";;
 esac
 """
@@ -235,15 +235,16 @@ def test_clean_leaves_zero_bytes_and_no_process(hadar, lab, bare, run, tmp_path)
     assert (tmp_path / "runs" / "r1" / "run.json").exists()
 
 
-def test_clean_and_cancel_keep_away_from_a_run_at_work(hadar, lab, bare, run):
+def test_clean_keeps_away_from_a_run_at_work(hadar, lab, bare, run):
     store, stray = run
     with store.locked():
-        code, _, err = hadar("clean", "r1", "--yes")
-    assert code == 5 and "hadar cancel r1" in err
+        for words in (("r1",), ("-n", bare)):
+            code, _, err = hadar("clean", *words, "--yes")
+            assert code == 5 and "hadar cancel r1" in err
     lease = lab.nodes[0].home / ".hadar" / "runs" / "r1" / lab.names[0] / "lease"
-    lease.write_text(repr(time.monotonic()))  # a head on another computer
-    code, _, err = hadar("cancel", "r1")
-    assert code == 3 and "is at work there" in err
+    lease.write_text(repr(time.monotonic()))
+    code, _, err = hadar("clean", "-n", bare, "--runs-dir", "another", "--yes")
+    assert code == 3 and "is at work there, on run r1" in err
     assert processes.start_time(stray)
 
 

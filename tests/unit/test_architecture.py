@@ -32,7 +32,7 @@ def imported_layers(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            if name.split(".")[0] == "hadar_cli" and name != "hadar_cli.__version__":
+            if name.startswith("hadar_cli.") and name != "hadar_cli.__version__":
                 layers.add("" if name == "hadar_cli.training" else name.split(".")[1])
     return layers
 

@@ -51,10 +51,14 @@ def test_only_recent_generations_and_pending_inputs_stay(store, tmp_path):
 def test_leftovers_of_a_killed_head_are_collected(store, tmp_path):
     kept, leftover = put(store, tmp_path, 1.0), put(store, tmp_path, 2.0)
     store.scratch_path("half").write_text("half a file")
+    pending = put(store, tmp_path, 3.0)  # handed in to a head that died before it merged
     state = RunState(make_mix([60]).jobs)
     state.jobs[0].weights = kept
+    state.apply(events.CopyStarted(1, "a", 0, 1, "t4", 1, 0, ((0, 9),)))
+    state.apply(events.CopyFinished(2, "a", 9, ((0, 9),), 0, 1, 0, "steps", pending))
     Housekeeper(store, state)
     assert store.object_path(kept).exists()
+    assert store.object_path(pending).exists()
     assert not store.object_path(leftover).exists()
     assert not store.scratch_path("half").exists()
 

@@ -185,7 +185,7 @@ def test_refused_work_is_busy_but_wasted():
     assert [(note.what, note.why) for note in summary.notes] == [("weights refused", "NaN in x")]
 
 
-def test_what_a_killed_head_left_behind_is_lost_and_the_clock_goes_on():
+def test_a_new_head_takes_over_what_a_killed_one_left_and_the_clock_goes_on():
     summary = summarise(
         "r",
         mix_of(10),
@@ -194,20 +194,22 @@ def test_what_a_killed_head_left_behind_is_lost_and_the_clock_goes_on():
             e.HeadStarted(0.0, 1),
             e.RoundPlanned(0.0, 1, ()),
             started(0.0, "a1", "a", 0, 5),
-            finished(3.0, "a1", 0, 5, train_s=3.0),  # handed in, never merged
+            finished(3.0, "a1", 0, 5, train_s=3.0),  # handed in, merged by the next head
             started(3.0, "a2", "a", 5, 10),
             e.HeadStarted(6.0, 2),
+            e.WeightsMerged(6.0, 0, 1, "w", ("a1",)),
+            e.CopyLost(6.0, "a2", "its node knows nothing of it"),
             e.RoundPlanned(6.0, 2, ()),
-            started(6.0, "a3", "a", 0, 10),
-            finished(9.0, "a3", 0, 10, train_s=3.0),
-            e.WeightsMerged(9.0, 0, 1, "w", ("a3",)),
+            started(6.0, "a3", "a", 5, 10),
+            finished(9.0, "a3", 5, 10, train_s=3.0),
+            e.WeightsMerged(9.0, 0, 2, "w", ("a3",)),
             e.RunFinished(10.0),
         ],
     )
     assert parts(summary, "a") == (6.0, 0.0, 0.0, 0.0, 0.0, 3.0, 1.0)
-    assert summary.devices[0].wasted_s == 3.0
+    assert summary.devices[0].wasted_s == 0.0
     assert summary.cru_paper == pytest.approx(6 / 10)
-    assert [note.what for note in summary.notes] == ["resumed"]
+    assert [note.what for note in summary.notes] == ["resumed", "copy lost"]
     assert "without a word" in summary.notes[0].why
     assert summary.state == "finished"
 

@@ -2,9 +2,9 @@
 spend on each kind, and every round goes to the jobs that are furthest behind their shares.
 
 The shares are solved again after arrivals and completions, at most every ``resolve_s`` seconds.
-In between, a job's priority on a kind is its share there over the share of that kind's time that
-it received since the solve. A gang runs on one kind. Devices of jobs that end inside a round stay
-idle until its end.
+In between, a job's priority on a kind is its share there over the rounds it received there since
+the solve, which count from one half. A gang runs on one kind. Devices of jobs that end inside a
+round stay idle until its end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ import numpy as np
 
 from hadar_cli.core.fluid import gang_optimum
 from hadar_cli.core.policies.registry import register
-from hadar_cli.core.queue import Allocation, Decision, FloatArray, IntArray, Queue
-
-RESET = False
+from hadar_cli.core.queue import (
+    Allocation,
+    BoolArray,
+    Decision,
+    FloatArray,
+    IntArray,
+    Queue,
+    fit_in_order,
+    general_ranking,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +41,10 @@ class GavelMemory:
 @register
 @dataclass(frozen=True, slots=True)
 class Gavel:
-    """Max-min fairness: the smallest of the jobs' throughputs, each in units of what an equal
-    share of the cluster would give it, is made as large as possible."""
+    """Max-min fairness: the worst-off job does as well as can be.
+
+    A job's welfare is its throughput over what an equal share of the cluster would give it.
+    """
 
     name: ClassVar[str] = "gavel"
     resolve_s: float = 1920.0
@@ -45,13 +54,15 @@ class Gavel:
             return Decision({}, memory)
         memory = self._solved(queue, memory)
         shares = _rows(memory.shares, memory, queue)
-        since = queue.rounds_on - (_rows(memory.rounds_then, memory, queue) if RESET else 0)
+        since = queue.rounds_on - _rows(memory.rounds_then, memory, queue)
         priority = shares / (since + 0.5)
-        free = [int(c) for c in queue.capacity]
-        taken: dict[int, Allocation] = {}
+        # A gang wider than every kind would wait for ever; it is the only one that may be mixed.
+        wide = np.flatnonzero(~_can_hold(queue).any(axis=1))
+        taken = fit_in_order(queue, wide[np.argsort(queue.ids[wide])], queue.capacity.tolist())
+        free = [int(c) - sum(a[r] for a in taken.values()) for r, c in enumerate(queue.capacity)]
         ids, gang = queue.ids.tolist(), queue.gang.tolist()
         # Kinds one after the other, the fastest first; leftovers go to jobs without a share.
-        for r in np.argsort(-queue.rates.sum(axis=0), kind="stable").tolist():
+        for r in general_ranking(queue):
             order = np.lexsort((queue.ids, -shares[:, r], -priority[:, r]))
             able = order[queue.rates[order, r] > 0]
             for j in able.tolist():
@@ -68,17 +79,20 @@ class Gavel:
     def shares(self, queue: Queue) -> FloatArray:
         """x_jr, the share of its time that job j should spend on kind r."""
         equal = queue.rates @ (queue.capacity / max(1, len(queue)))
-        weight = queue.rates * queue.gang[:, None] / np.maximum(equal, 1e-300)[:, None]
-        return max_min_shares(weight, queue.gang, queue.capacity)
+        weights = queue.rates * queue.gang[:, None] / np.maximum(equal, 1e-300)[:, None]
+        return max_min_shares(np.where(_can_hold(queue), weights, 0), queue.gang, queue.capacity)
 
     def _solved(self, queue: Queue, memory: GavelMemory | None) -> GavelMemory:
-        order = np.argsort(queue.ids)
-        ids = queue.ids[order]
+        rows = np.argsort(queue.ids)
+        ids = queue.ids[rows]
         if memory is not None:
             is_due = queue.now_s - memory.solved_s >= self.resolve_s
             if not is_due or np.array_equal(ids, memory.ids):
                 return memory
-        return GavelMemory(queue.now_s, ids, self.shares(queue)[order], queue.rounds_on[order])
+        # In one order always: of several optima, the solver's choice depends on it.
+        columns = np.argsort(queue.kinds)
+        shares = self.shares(queue.permuted(rows, columns))[:, np.argsort(columns)]
+        return GavelMemory(queue.now_s, ids, shares, queue.rounds_on[rows])
 
 
 @register
@@ -103,11 +117,13 @@ def max_min_shares(weights: FloatArray, gang: IntArray, capacity: IntArray) -> F
 
     jobs, kinds = weights.shape
     row, column = np.nonzero(weights)
+    if not len(row):
+        return np.zeros(weights.shape)
     pair, last = np.arange(len(row)), len(row)
-    every = np.arange(jobs)
-    rows = np.concatenate([row, every, jobs + row, 2 * jobs + column])
-    columns = np.concatenate([pair, np.full(jobs, last), pair, pair])
-    values = np.concatenate([-weights[row, column], np.ones(jobs), np.ones(last), gang[row]])
+    some = np.unique(row)  # jobs without any kind do not hold down the minimum
+    rows = np.concatenate([row, some, jobs + row, 2 * jobs + column])
+    columns = np.concatenate([pair, np.full(len(some), last), pair, pair])
+    values = np.concatenate([-weights[row, column], np.ones(len(some)), np.ones(last), gang[row]])
     matrix = coo_array((values, (rows, columns)), shape=(2 * jobs + kinds, last + 1)).tocsr()
     limits = np.concatenate([np.zeros(jobs), np.ones(jobs), capacity])
     cost = np.zeros(last + 1)
@@ -117,6 +133,11 @@ def max_min_shares(weights: FloatArray, gang: IntArray, capacity: IntArray) -> F
     if answer.status == 0:
         shares[row, column] = answer.x[:last].clip(0.0, 1.0)
     return shares
+
+
+def _can_hold(queue: Queue) -> BoolArray:
+    """Jobs × kinds: where the whole gang can run on one kind."""
+    return (queue.rates > 0) & (queue.gang[:, None] <= queue.capacity)
 
 
 def _rows(values: FloatArray, memory: GavelMemory, queue: Queue) -> FloatArray:

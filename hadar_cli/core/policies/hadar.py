@@ -40,9 +40,10 @@ class Hadar:
     objective: str = "balanced"
     critical: float = 0.8  # jobs this long even on their fastest devices choose first
     theta: float = 1.0  # then jobs this long on their cheapest, longest first
-    wide: float = 0.7  # with them all gangs of a width whose work together takes this long
+    wide: float = 0.5  # with them gangs that pack badly and together take this long
     loyalty: float = 0.85  # discount on the cost of jobs that run already
     patience: float = 0.17  # this much dearer than the best, a job still keeps its devices
+    restlessness: float = 0.1  # for this much more speed it moves to devices that stand idle
     choosiness: float = 0.02  # this much dearer, it takes new ones rather than wait
 
     def __post_init__(self) -> None:
@@ -75,6 +76,7 @@ class Hadar:
                 own = market.kept(j, 1 + self.patience)
                 market.take(j, own or market.cheapest(j, 1 + self.choosiness))
         market.backfill(order)
+        market.upgrade(order, 1 + self.restlessness)
         return Decision(market.taken, prices)
 
     def refill(self, queue: Queue, memory: FluidPrices | None = None) -> dict[int, Allocation]:
@@ -110,17 +112,18 @@ class Hadar:
         return is_critical, np.lexsort((queue.ids, queue.arrived_s, within, tier))
 
     def _is_wide(self, market: Market, horizon: float) -> BoolArray:
-        """Gangs of a width whose work, in blocks of whole gangs, fills most of the time left.
+        """Gangs that do not divide the cluster evenly and whose work takes much of the time left.
 
-        Twenty devices hold two gangs of eight and waste four: left to the end, wide gangs cannot
-        fill the cluster, while narrow jobs around them can at any time.
+        Twenty devices hold two gangs of eight and waste four: left to the end, such gangs cannot
+        fill the cluster, while narrow jobs beside them can at any time.
         """
         queue = market.queue
         wide = np.zeros(len(queue), dtype=np.bool_)
+        everything = float(market.prices @ queue.capacity)
         for width in np.unique(queue.gang[~queue.elastic]).tolist():
             group = (queue.gang >= width) & ~queue.elastic
             worth = float(market.prices @ (queue.capacity // width * width))
-            if width > 1 and worth > 0:
+            if 0 < worth < 0.999 * everything:
                 wide |= group & (market.cost[group].sum() >= self.wide * horizon * worth)
         return wide
 
@@ -138,14 +141,16 @@ class Hadar:
                 break
             taken = [int(c) - f for c, f in zip(queue.capacity, market.free, strict=True)]
             market.reprice([prices.at(r, load) for r, load in enumerate(taken)])
-            best, choice = 0.0, None
+            best: tuple[float, float, int] = (0.0, 0.0, 0)
+            choice = None
             for option in market.options(j):
-                slots = queue.remaining[j] / market.rate(j, option) / queue.slot_s
-                payoff = prices.utility(j, float(slots)) - market.bill(option)
+                rate = market.rate(j, option)
+                slots = float(queue.remaining[j]) / rate / queue.slot_s
+                payoff = prices.utility(j, slots) - market.bill(option)
                 if option == queue.running.get(int(queue.ids[j])):
                     payoff *= 1 + self.patience
-                if payoff > best:
-                    best, choice = payoff, option
+                if payoff > 0 and (merit := (payoff, rate, option.count(0))) > best:
+                    best, choice = merit, option  # of equals the gang on the fewest kinds
             market.take(j, choice)
         return market.taken
 

@@ -41,7 +41,7 @@ class Market:
         self._gang = queue.gang.tolist()
         self._elastic = queue.elastic.tolist()
         self._ids = queue.ids.tolist()
-        self._prices = prices.tolist()
+        self._prices: list[float] = prices.tolist()
 
     def reprice(self, prices: Sequence[float]) -> None:
         """For ``options`` and ``bill``; the arrays keep the prices of the start."""
@@ -60,6 +60,8 @@ class Market:
             return None
         if any(n > f for n, f in zip(held, self.free, strict=True)):
             return None
+        if max(held) == sum(held):  # on one kind, where the ratio is known
+            return held if self._ratio[j][held.index(max(held))] <= limit else None
         return held if self._step_price(j, held) <= limit * self._best[j] else None
 
     def cheapest(self, j: int, limit: float) -> Allocation | None:
@@ -71,11 +73,11 @@ class Market:
         return self._on_one(kind, self._gang[j]) if kind >= 0 else None
 
     def fastest(self, j: int) -> Allocation | None:
-        """The highest rate to be had; of equals the job's own devices, then the cheapest."""
+        """The highest rate to be had; of equals the job's own, on few kinds, then the cheapest."""
         held = self.kept(j, float("inf"))
         return max(
             self.options(j),
-            key=lambda a: (self.rate(j, a), a == held, -self.bill(a)),
+            key=lambda a: (self.rate(j, a), a == held, a.count(0), -self.bill(a)),
             default=None,
         )
 
@@ -110,6 +112,30 @@ class Market:
                 self._elastic[j] or self._gang[j] <= sum(self.free)
             ):
                 self.take(j, self.fastest(j))
+
+    def upgrade(self, order: IntArray, gain: float) -> None:
+        """Moves gangs to idle devices of one kind that are faster for them by this factor.
+
+        What is idle now nobody else can use, so its price does not matter.
+        """
+        has_moved = False
+        for j in order.tolist():
+            if not any(self.free):
+                break
+            mine = self.taken.get(self._ids[j])
+            if mine is None:
+                continue
+            rates = [
+                x if f >= self._gang[j] else 0.0
+                for x, f in zip(self._rates[j], self.free, strict=True)
+            ]
+            best = max(rates)
+            if best * self._gang[j] > gain * self.rate(j, mine):
+                self.free = [f + n for f, n in zip(self.free, mine, strict=True)]
+                self.take(j, self._on_one(rates.index(best), self._gang[j]))
+                has_moved = True
+        if has_moved:
+            self.backfill(order)
 
     def rate(self, j: int, allocation: Allocation) -> float:
         is_mixed = sum(1 for count in allocation if count) > 1

@@ -1,0 +1,149 @@
+"""Hadar: who chooses first, what a gang takes, and the paper's example."""
+
+import numpy as np
+import pytest
+
+from hadar_cli.core.policies.hadar import Hadar
+from hadar_cli.core.queue import gang_rate
+from hadar_cli.errors import InputError
+from tests.support.queues import chance_queue, queue_of, run_rounds
+
+# The paper's motivational example: 2 V100, 3 P100 and 1 K80; three jobs of 3, 2 and 2 GPUs and
+# 80, 30 and 50 epochs. Its X counts epochs of the whole gang in a round.
+EXAMPLE_X = np.array([[40, 20, 30], [5, 15, 5], [10, 2, 20]], float)
+
+
+def example(elastic):
+    gang = [3, 2, 2]
+    rates = EXAMPLE_X / np.array(gang)[:, None]
+    return queue_of(
+        rates.tolist(), capacity=[2, 3, 1], gang=gang, steps=[80, 30, 50], elastic=elastic, slot_s=1
+    )
+
+
+@pytest.mark.parametrize("objective", ["balanced", "makespan"])
+def test_the_motivational_example_takes_six_rounds_with_whole_gangs(objective):
+    """The paper draws five rounds. They need devices lent out one by one: with whole gangs its
+    own constraint (all W_j or nothing) leaves the K80 to nobody but a mixed gang at the pace of
+    its slowest, and six is what both schedulers reach."""
+    assert len(run_rounds(Hadar(objective=objective), example(elastic=False))) == 6
+
+
+@pytest.mark.parametrize("objective", ["balanced", "makespan"])
+def test_the_motivational_example_takes_five_rounds_with_elastic_gangs(objective):
+    history = run_rounds(Hadar(objective=objective), example(elastic=True))
+    assert len(history) == 5
+    used = np.array([np.sum(list(allocations.values()), axis=0) for allocations in history])
+    assert (used == [2, 3, 1]).all()  # the paper's 100 % are these
+
+
+def test_each_takes_the_kind_that_suits_it():
+    queue = queue_of([[10, 1], [1, 10]], capacity=[1, 1])
+    assert Hadar().allocate(queue).allocations == {0: (1, 0), 1: (0, 1)}
+
+
+def test_a_critical_job_gets_the_fastest_devices_however_dear():
+    # Forty jobs make the first kind five times as dear; job 0 hardly gains there, but needs all
+    # the time that there is.
+    rates, steps = [[3.0, 2.5], *[[10.0, 2.0]] * 40], [2.9e5, *[3e5] * 40]
+    queue = queue_of(rates, capacity=[10, 10], steps=steps)
+    assert Hadar().allocate(queue).allocations[0] == (1, 0)
+    assert Hadar(critical=2, theta=0.1).allocate(queue).allocations[0] == (0, 1)
+
+
+def test_cheap_jobs_come_before_dear_ones_of_no_urgency():
+    queue = queue_of([[1.0]] * 9, capacity=[1], steps=[9e3] * 8 + [1e3])
+    assert list(Hadar(critical=2, theta=2).allocate(queue).allocations) == [8]
+
+
+def test_makespan_takes_the_longest_first():
+    queue = queue_of([[1.0]] * 9, capacity=[1], steps=[1e3] * 8 + [2e3])
+    assert list(Hadar(objective="makespan", critical=2).allocate(queue).allocations) == [8]
+
+
+def test_wide_gangs_do_not_wait_for_the_end():
+    # Eight gangs of 8 on 20 devices, two at a time, are most of the work; many small jobs cheaper.
+    queue = queue_of(
+        [[1.0]] * 28, capacity=[20], gang=[8] * 8 + [1] * 20, steps=[8e4] * 8 + [5e3] * 20
+    )
+    runs = Hadar(critical=2, theta=2).allocate(queue).allocations
+    assert sum(1 for job in runs if job < 8) == 2
+    late = Hadar(critical=2, theta=2, wide=9).allocate(queue).allocations
+    assert not any(job < 8 for job in late)
+
+
+def test_of_equals_those_that_run_go_on_where_they_are():
+    queue = queue_of([[1.0, 1.0]] * 12, capacity=[1, 1], running={5: (1, 0), 7: (0, 1)})
+    decision = Hadar().allocate(queue)
+    assert decision.allocations == {5: (1, 0), 7: (0, 1)}
+
+
+def test_leftover_devices_of_several_kinds_make_a_gang():
+    queue = queue_of([[2.0, 1.0]], capacity=[2, 2], gang=[4])
+    assert Hadar().allocate(queue).allocations == {0: (2, 2)}
+
+
+def test_spread_rates_count_for_mixed_gangs():
+    spread = np.array([[0.0, 0.0]])
+    queue = queue_of([[2.0, 1.0]], capacity=[2, 2], gang=[4], spread_rates=spread)
+    assert Hadar().allocate(queue).allocations == {}  # it would not move at all
+
+
+def test_a_gang_takes_slower_devices_together_rather_than_faster_ones_apart():
+    spread = np.array([[3.0, 3.0, 1.0]])
+    queue = queue_of([[10.0, 10.0, 4.0]], capacity=[1, 1, 2], gang=[2], spread_rates=spread)
+    assert Hadar().allocate(queue).allocations == {0: (0, 0, 2)}
+
+
+def test_refill_gives_what_came_free_to_the_waiting_only():
+    queue = queue_of([[1.0, 1.0]] * 3, capacity=[1, 1])
+    decision = Hadar().allocate(queue)
+    (waiting,) = {0, 1, 2} - set(decision.allocations)
+    staying = next(iter(decision.allocations))
+    later = queue_of(
+        [[1.0, 1.0]] * 3, capacity=[1, 1], running={staying: decision.allocations[staying]}
+    )
+    later = later.permuted(np.array([staying, waiting]), np.arange(2))
+    more = Hadar().refill(later, decision.memory)
+    assert list(more) == [waiting] and sum(more[waiting]) == 1
+
+
+def test_memory_starts_the_next_prices():
+    queue = chance_queue(1, 50, [5, 5, 5])
+    first = Hadar().allocate(queue)
+    assert first.memory.per_second @ queue.capacity == pytest.approx(1.0)
+    again = Hadar().allocate(queue, first.memory)
+    assert again.memory.value_s == pytest.approx(first.memory.value_s, rel=1e-3)
+
+
+def test_paper_prices_turn_away_jobs_that_do_not_pay():
+    queue = chance_queue(2, 40, [4, 4, 4])
+    chosen = Hadar(prices="paper").allocate(queue).allocations
+    assert 0 < len(chosen) < 40
+    assert all(
+        gang_rate(allocation, queue.rates[job].tolist()) > 0 for job, allocation in chosen.items()
+    )
+
+
+def test_unknown_choices_are_the_users_to_mend():
+    with pytest.raises(InputError, match="did you mean 'makespan'") as caught:
+        Hadar(objective="makspan")
+    assert caught.value.field == "policy.objective"
+
+
+def test_a_job_moves_only_for_a_clearly_better_price():
+    # Many jobs like [2, 1] set prices at two to one; job 0 is nearly, job 1 far from indifferent.
+    rates = [[2.1, 1.0], [9.0, 1.0], *[[2.0, 1.0]] * 40]
+    steps = [1e4, 1e4, *[1e5] * 40]
+    queue = queue_of(rates, capacity=[4, 4], steps=steps, running={0: (0, 1), 1: (0, 1)})
+    runs = Hadar().allocate(queue).allocations
+    assert runs[0] == (0, 1) and runs[1] == (1, 0)
+
+
+def test_idle_devices_go_to_whoever_is_faster_there():
+    # Two equal jobs, two kinds; the dear kind would stand idle beside the cheap one.
+    queue = queue_of([[3.0, 1.0]] * 2, capacity=[2, 2], running={0: (0, 1), 1: (0, 1)})
+    runs = Hadar(critical=2).allocate(queue).allocations
+    assert runs == {0: (1, 0), 1: (1, 0)}
+    stay = Hadar(critical=2, restlessness=9.0).allocate(queue).allocations
+    assert stay == {0: (0, 1), 1: (0, 1)}
