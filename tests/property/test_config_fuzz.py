@@ -36,7 +36,7 @@ WORDS = ["x" * 300, "~/x", "../..", "\u202e", "count: 10001", "\nname = 1\n", "[
 FRAGMENTS = st.sampled_from(PUNCTUATION + CHARACTERS + NUMBERS + WORDS).map(str.encode)
 
 
-def reads_or_refuses(name: str, content: bytes, folder: Path) -> None:
+def assert_reads_or_refuses(name: str, content: bytes, folder: Path) -> None:
     read, _ = READERS[name]
     path = folder / "file"
     path.write_bytes(content)
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_seeds_of_the_fuzz_are_valid(name: str, folder: Path) -> None:
     read, valid = READERS[name]
     (folder / "file").write_bytes(valid)
-    read(folder / "file")
+    assert read(folder / "file")
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -68,7 +68,7 @@ def test_the_seeds_of_the_fuzz_are_valid(name: str, folder: Path) -> None:
 @example(content=b"a: " + b"{a: " * 300)
 @example(content=b"a." * 2000 + b"a = 1")
 def test_any_bytes(name: str, content: bytes, folder: Path) -> None:
-    reads_or_refuses(name, content, folder)
+    assert_reads_or_refuses(name, content, folder)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -81,7 +81,7 @@ def test_mutated_files(name: str, data: st.DataObject, folder: Path) -> None:
         end = start + data.draw(st.integers(0, 30))
         insert = data.draw(st.one_of(FRAGMENTS, st.binary(max_size=8)))
         content = content[:start] + insert + content[end:]
-    reads_or_refuses(name, content, folder)
+    assert_reads_or_refuses(name, content, folder)
 
 
 VALUES = st.recursive(
@@ -106,4 +106,4 @@ def test_any_value_in_any_field(
     job: dict[str, object] = {"workload": "weather", "epochs": 1}
     mix: dict[str, object] = {"jobs": [job]}
     (job if in_job else mix)[job_key if in_job else key] = value
-    reads_or_refuses("mix", yaml.safe_dump(mix).encode(), folder)
+    assert_reads_or_refuses("mix", yaml.safe_dump(mix).encode(), folder)

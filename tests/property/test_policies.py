@@ -88,7 +88,7 @@ def test_the_order_of_jobs_and_kinds_changes_nothing(policy, seed, jobs, capacit
 @given(seeds, st.integers(1, 12), capacities)
 def test_every_feasible_job_ends(policy, seed, jobs, capacity):
     queue = chance_queue(seed, jobs, capacity)
-    run_rounds(policy, queue)  # which fails if it does not end
+    assert run_rounds(policy, queue)  # which fails if it does not end
 
 
 @each_policy
