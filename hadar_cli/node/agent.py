@@ -129,6 +129,7 @@ class Agent:
                     self._forget(request["attempt"])
                 case "stop":
                     self.stop_workers(float(request["grace_s"]))
+                    self._nursery.end()
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
             return {}
@@ -269,6 +270,11 @@ class _Nursery:
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    def end(self) -> None:
+        """Not left to its end of file: after the answer, nothing of the run is there any more."""
+        self._process.kill()
+        self._process.wait()
 
     def start(self, directory: Path, spec: WorkerSpec) -> None:
         assert self._process.stdin
