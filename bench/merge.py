@@ -1,28 +1,35 @@
 """Merging copies against the least it could cost: reading their bytes and one pass of adds.
 
-    python -m bench.merge --copies 5 --mb 400 [--base] [--dtype F32]
+    python -m bench.merge --copies 5 --mb 400 [--base] [--dtype F32] [--folder /dev/shm]
 
-The pass of adds is in float64, as the merge has to be; adds in the stored type are printed beside
-it. The merge also weighs, checks, rounds, hashes and writes, and with --base measures updates.
+The pass of adds is in float64, as the merge has to be, in one thread; adds in the stored type are
+printed beside it. The merge also weighs, checks, rounds, hashes and writes, and with --base
+measures updates: what hashing and writing alone take is shown, and so is what it takes to sync the
+result to the disk, which the store does after the merge. All take turns, so that a busy machine
+slows them alike; the least of each counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from hadar_cli.adapters.blending import BLOCK, CHUNK
 from hadar_cli.adapters.safetensors_file import DTYPES, Array, Checkpoint, Tensor, narrow, widen
 from hadar_cli.adapters.safetensors_file import write as write_file
-from hadar_cli.adapters.tensors import BLOCK, Contribution, merge
+from hadar_cli.adapters.tensors import Contribution, merge
 from hadar_cli.core.model import MergeRules
 
 TENSORS = 20
+Times = tuple[float, float]
 
 
 def make(path: Path, mb: int, dtype: str, seed: int) -> Path:
@@ -54,15 +61,32 @@ def read_and_add(paths: list[Path], wide: bool) -> None:
                 total[:size] += widen(stored[:size], tensor.dtype)
 
 
-def best(action: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Least wall time and least processor time, each in seconds."""
-    walls, cpus = [], []
+def hash_and_write(path: Path, out: Path) -> None:
+    """What any merge does with its result, whatever that is."""
+    digest, block = hashlib.sha256(), path.read_bytes()[: 4 * CHUNK]
+    with out.open("wb") as file:
+        for _ in range(0, path.stat().st_size, len(block)):
+            digest.update(block)
+            file.write(block)
+
+
+def sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def least(actions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Times]:
+    """Least wall time and least processor time of each, in seconds."""
+    times: dict[str, list[Times]] = {name: [] for name in actions}
     for _ in range(repeats):
-        wall, cpu = time.perf_counter(), time.process_time()
-        action()
-        walls.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - cpu)
-    return min(walls), min(cpus)
+        for name, action in actions.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            action()
+            times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {
+        name: (min(wall for wall, _ in each), min(cpu for _, cpu in each))
+        for name, each in times.items()
+    }
 
 
 def peak_mib() -> float:
@@ -75,33 +99,42 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=400)
     parser.add_argument("--dtype", choices=("F16", "BF16", "F32", "F64"), default="F32")
     parser.add_argument("--base", action="store_true", help="with a base: norms, rule progress")
+    parser.add_argument("--folder", type=Path, help="where to put the files")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
         paths = [make(folder / f"copy{i}", args.mb, args.dtype, i) for i in range(args.copies)]
         base = make(folder / "base", args.mb, args.dtype, args.copies) if args.base else None
         rules = MergeRules(rule="progress" if base else "mean")
         copies = [Contribution(i, path, 10 * (i + 1), 32) for i, path in enumerate(paths)]
         inputs = [*paths, base] if base else paths
+        out, other = folder / "out", folder / "other"
 
         def merge_anew() -> None:
-            (folder / "out").unlink(missing_ok=True)
-            merge(copies, base, folder / "out", rules)
+            out.unlink(missing_ok=True)
+            merge(copies, base, out, rules)
 
         before = peak_mib()
-        merging = best(merge_anew, args.repeats)
-        after = peak_mib()
+        merge_anew()
+        peak = peak_mib()
         print(f"{args.copies} x {args.mb} MB of {args.dtype}{', with a base' if base else ''}")
-        print(f"merge                  {merging[0]:6.3f} s, {merging[1]:.3f} s of processor")
-        for label, wide in (("read + float64 adds  ", True), ("read + adds as stored", False)):
-            least = best(lambda wide=wide: read_and_add(inputs, wide), args.repeats)  # type: ignore[misc]
-            print(
-                f"{label}  {least[0]:6.3f} s, {least[1]:.3f} s of processor: "
-                f"merge takes {merging[0] / least[0]:.2f} x, {merging[1] / least[1]:.2f} x"
-            )
-        print(f"peak memory            {after:6.0f} MiB, {after - before:.0f} of them by merging")
+        print(f"peak memory: {peak:.0f} MiB, {peak - before:.0f} of them by merging")
+        times = least(
+            {
+                "merge": merge_anew,
+                "sync its result": lambda: sync(out),
+                "read, add in float64": lambda: read_and_add(inputs, wide=True),
+                "read, add as stored": lambda: read_and_add(inputs, wide=False),
+                "hash, write": lambda: hash_and_write(out, other),
+            },
+            args.repeats,
+        )
+        wall, cpu = times["merge"]
+        for label, (one_wall, one_cpu) in times.items():
+            ratios = f"merge takes {wall / one_wall:.2f} x, {cpu / one_cpu:.2f} x"
+            print(f"{label:21} {one_wall:6.3f} s, {one_cpu:6.3f} s of processor: {ratios}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from hadar_cli.adapters.fields import (
     Spot,
     choice,
     duration_s,
+    either,
     flag,
     integer,
     list_of,
@@ -28,6 +29,7 @@ from hadar_cli.adapters.strict_yaml import parse_yaml
 from hadar_cli.core.gpu_table import CPU, find_gpu, nearest_gpu
 from hadar_cli.core.model import (
     DATASET_SIZES,
+    EVERY_SLOT,
     MODEL_SIZES,
     PAPER_MERGE,
     Gpu,
@@ -36,6 +38,7 @@ from hadar_cli.core.model import (
     MergeRules,
     Mix,
     Node,
+    OuterStep,
     PolicyChoice,
 )
 from hadar_cli.workloads import CATALOG, Workload
@@ -326,12 +329,24 @@ def _merge(value: Any, spot: Spot) -> MergeRules:
     return PAPER_MERGE
 
 
+def _fork(value: Any, spot: Spot) -> int | None:
+    """How many copies may train at once: ``auto``, ``never`` or a number."""
+    most = either(integer(1, 10**6), "auto", "never")(value, spot)
+    return {"auto": None, "never": 1}[most] if isinstance(most, str) else most
+
+
+def _outer_step(value: Any, spot: Spot) -> OuterStep:
+    return OuterStep(**record({"lr": number(0.001, 10), "momentum": number(0, 0.999)})(value, spot))
+
+
 _MERGE_FIELDS: dict[str, Reader[Any]] = {
     "rule": choice("mean", "progress"),
     "lr_scale": choice("none", "sqrt", "linear"),
     "warmup": number(0, 1),
     "solo": number(0, 1),
     "optimizer_state": choice("average", "leader", "reset"),
+    "outer": _outer_step,
+    "every_s": either(number(0.1, 10**6), "auto", EVERY_SLOT),
 }
 
 _JOB_FIELDS: dict[str, Reader[Any]] = {
@@ -354,6 +369,7 @@ _JOB_FIELDS: dict[str, Reader[Any]] = {
     "setup": text(),
     "env": _ENV,
     "retry": integer(0, 1000),
+    "fork": _fork,
     "max_duration": duration_s,
     "data_dir": text(),
 }
@@ -366,6 +382,7 @@ _TAKEN_AS_GIVEN = (
     "elastic",
     "arrives_s",
     "retry",
+    "fork",
 )
 
 _MIX = record(

@@ -172,6 +172,15 @@ def choice(*options: str) -> Reader[str]:
     return read
 
 
+def either(other: Reader[T], *words: str) -> Reader[T | str]:
+    """One of these words, or what ``other`` reads."""
+
+    def read(value: Any, spot: Spot) -> T | str:
+        return choice(*words)(value, spot) if isinstance(value, str) else other(value, spot)
+
+    return read
+
+
 def flag(value: Any, spot: Spot) -> bool:
     if not isinstance(value, bool):
         raise _misfit(value, "true or false", spot)

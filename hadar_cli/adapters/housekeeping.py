@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hadar_cli.adapters.safetensors_file import DTYPES, Array, Checkpoint, Tensor, write
-from hadar_cli.adapters.store import RunStore
+from hadar_cli.adapters.store import RunStore, replace_durably
 from hadar_cli.app.ports import Progressed
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
@@ -64,7 +64,7 @@ class Housekeeper:
         if job.is_trained and job.weights and not path.exists():
             part = path.with_name(path.name + ".part")
             export_model(self._store.object_path(job.weights), part)
-            part.replace(path)
+            replace_durably(part, path)
 
 
 def export_model(checkpoint: Path, out: Path) -> None:

@@ -69,6 +69,26 @@ class Problem:
     fix: str
 
 
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    """What `hadar check` found out about one node."""
+
+    node: str
+    host: str
+    usable: bool
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    left_alone: dict[str, str]  # device: why nobody shall train on it now
+    round_trip_s: float | None
+    up_bytes_per_s: float | None
+    down_bytes_per_s: float | None
+    clock_skew_s: float | None
+    facts: Facts | None
+    torch: Torch | None
+    kernels: tuple[Kernel, ...]
+    leftovers: Leftovers | None
+
+
 @dataclass(slots=True)
 class Inspection:
     """One node as far as it is known; filled in while its answers arrive."""

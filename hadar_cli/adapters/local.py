@@ -30,6 +30,7 @@ class LocalConnection:
             [python, "-I", Path(agent.__file__).resolve()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # the terminal is the live view's
             start_new_session=True,
         )
         self._stream = ProcessStream(self._process, patience_s=None)

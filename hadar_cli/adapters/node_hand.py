@@ -85,6 +85,7 @@ class NodeHand:
         self._device = {d.name: d for d in self.devices}
         self._attempts: dict[str, _Attempt] = {}
         self._workers: dict[str, tuple[int, str]] = {}  # device -> job, worker
+        self._trained: set[str] = set()  # workers whose weights are no longer the job's first
         self._hired = 0
         self._link: AgentLink | None = None
         self._begun = self._gone = False
@@ -273,7 +274,8 @@ class NodeHand:
     def _worker_for(self, order: CopyOrder) -> str:
         """The worker that already holds this job on the device, or a new one in its place."""
         job, worker = self._workers.get(order.device, (None, ""))
-        if job == order.job.id:
+        is_untrained = order.weights is None and not order.follows
+        if job == order.job.id and not (is_untrained and worker in self._trained):
             return worker
         self._release(order.device)
         self._hired += 1
@@ -296,6 +298,8 @@ class NodeHand:
         except (ValueError, AgentError) as error:
             self._fail(attempt, f"its result cannot be taken: {error}")
             return
+        if result.steps:
+            self._trained.add(self._workers.get(held.order.device, (0, ""))[1])
         stays = message["result"].get("waiting") is True
         if not stays:
             self._workers.pop(held.order.device, None)
@@ -320,7 +324,9 @@ class NodeHand:
                 self._workers.pop(held.order.device, None)  # the device's next copy starts anew
                 code, why = message.get("code"), message.get("why")
                 reason = f"it exited with code {code}" if why == "exited" else f"{why}"
-                self._fail(attempt, reason, str(message.get("log", "")))
+                # Told to leave before it came to what was sent ahead, it did no wrong.
+                was_waiting = bool(held.order.follows) and why == "released"
+                self._fail(attempt, reason, str(message.get("log", "")), was_waiting)
 
     def _on_end(self, link: AgentLink) -> None:
         self._do(self._end_link, link)

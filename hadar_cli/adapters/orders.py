@@ -92,5 +92,7 @@ def _convert(raw: Message, order: CopyOrder) -> CopyResult:
         "loss": raw.get("metrics", {}).get("loss"),
         "quality": raw.get("evaluation"),
         "missed_paces": raw.get("missed_paces", 0),
+        "lr": raw.get("lr"),
+        "data": raw.get("data", ()),
     }
     return msgspec.convert(fields, CopyResult)

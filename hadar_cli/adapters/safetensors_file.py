@@ -211,10 +211,10 @@ def write(
     blocks: Iterable[Array],
 ) -> tuple[str, int]:
     """Write ``blocks``, the tensors' data in their order. The SHA-256 and the length in bytes."""
-    header = _header(tensors, metadata)
-    length = len(header) + sum(tensor.nbytes for tensor in tensors)
-    digest = hashlib.sha256(header)
-    written = out.write(header)
+    head = header(tensors, metadata)
+    length = len(head) + sum(tensor.nbytes for tensor in tensors)
+    digest = hashlib.sha256(head)
+    written = out.write(head)
     for block in blocks:
         digest.update(block.data)
         written += out.write(block.data)
@@ -223,7 +223,8 @@ def write(
     return digest.hexdigest(), written
 
 
-def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
+def header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
+    """What stands before the data of these tensors, in this order."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for tensor in tensors:
@@ -250,8 +251,16 @@ def widen(block: Array, dtype: str) -> Array:
 
 def narrow(values: NDArray[np.float64], dtype: str) -> Array:
     """Float64 rounded once, to nearest even, to the stored type."""
+    block = np.empty(values.shape, DTYPES[dtype])
+    store(values, dtype, block)
+    return block
+
+
+def store(values: Array, dtype: str, block: Array) -> None:
+    """Put values into ``block``, of the stored type: floats rounded once, to nearest even."""
     if dtype != "BF16":
-        return values.astype(DTYPES[dtype])
+        block[...] = values
+        return
     # By way of float32, but rounded to odd there (cut off, lowest bit set when something was lost),
     # for two roundings to nearest are not one.
     single = values.astype(np.float32)
@@ -259,4 +268,4 @@ def narrow(values: NDArray[np.float64], dtype: str) -> Array:
     bits -= np.abs(single) > np.abs(values)
     bits |= single != values
     bits += 0x7FFF + ((bits >> 16) & 1)
-    return (bits >> 16).astype(DTYPES[dtype])
+    block[...] = bits >> 16

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
 
 from hadar_cli.app.ports import (
     Consolidated,
@@ -19,8 +21,8 @@ from hadar_cli.app.ports import (
     Failed,
     HandedIn,
     NodeGone,
-    Progressed,
     Report,
+    Surveyed,
 )
 from hadar_cli.core.events import Event
 from hadar_cli.core.model import MergeRules
@@ -32,6 +34,7 @@ class Costs:
 
     start_s: float = 2.0  # of a copy that is not warm on its devices
     sync_s: float = 0.2  # handing in, merging and handing out
+    first_start_s: float | None = None  # of a device's first copy, which imports; else ``start_s``
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class _Copy:
     start_s: float
     rate: float
     coming: int = 0
+    trained_at: float = 0.0
     quota: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,18 +57,15 @@ class _Copy:
         return min(self.quota, int(trained + 1e-9))
 
 
-@dataclass(order=True, slots=True)
-class _Coming:
-    at: float
-    number: int
-    report: Report = field(compare=False)
+_Coming: TypeAlias = tuple[float, int, Report]  # when, and a number that no other report has
 
 
 class SimulatedExecutor:
     """``rate`` is the truth about a gang's steps per second, which a scheduler may only guess.
 
     ``prolongs``: copies without a deadline run on from slot to slot, as schedulers of whole jobs
-    assume; without it they hand in at every slot's end, as on real nodes.
+    assume; without it they hand in at every slot's end, as on real nodes. ``warm`` says which job's
+    copy waits on which device from the beginning.
     """
 
     tick_s = math.inf
@@ -75,12 +76,15 @@ class SimulatedExecutor:
         costs: Costs = Costs(),
         starts_at: float = 0.0,
         prolongs: bool = False,
+        warm: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._rate, self._costs, self.prolongs = rate, costs, prolongs
         self._now = starts_at
         self._coming: list[_Coming] = []
         self._number = 0
-        self._warm: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._warm: dict[str, tuple[int, tuple[str, ...]]] = {
+            device: (job, (device,)) for device, job in warm.items()
+        }
         self._copies: dict[str, _Copy] = {}
         self._gone: set[str] = set()
 
@@ -100,18 +104,20 @@ class SimulatedExecutor:
             return
         held = (order.job.id, order.devices)
         is_warm = all(self._warm.get(device) == held for device in order.devices)
+        start_s = 0.0 if is_warm else self._start_s(order.devices)
         self._warm |= dict.fromkeys(order.devices, held)
-        start_s = 0.0 if is_warm else self._costs.start_s
         rate = self._rate(order.job.id, order.devices)
-        copy = self._copies[order.attempt] = _Copy(order, self._now, start_s, rate)
+        before = self._copies.get(order.follows)
+        began = before.trained_at if before else self._now
+        copy = self._copies[order.attempt] = _Copy(order, began, start_s, rate)
         self._hand_in_by(copy, self._now + order.seconds)
 
     def wait(self, until: float) -> list[Report]:
-        while self._coming and self._coming[0].at <= until:
-            coming = heapq.heappop(self._coming)
-            if self._still_holds(coming):
-                self._now = max(self._now, coming.at)
-                return [coming.report]
+        while self._coming and self._coming[0][0] <= until:
+            at, number, report = heapq.heappop(self._coming)
+            if self._still_holds(at, number, report):
+                self._now = max(self._now, at)
+                return [report]
         if math.isinf(until):
             return []
         self._now = max(self._now, until)
@@ -134,13 +140,16 @@ class SimulatedExecutor:
 
     # -- details -----------------------------------------------------------------------------
 
+    def _start_s(self, devices: tuple[str, ...]) -> float:
+        first_s = self._costs.first_start_s
+        is_first = first_s is not None and not self._warm.keys() >= set(devices)
+        return first_s if first_s is not None and is_first else self._costs.start_s
+
     def _progress(self) -> list[Report]:
         """Copies without a deadline tell how far they are whenever someone looks."""
-        return [
-            Progressed(attempt, copy.steps_by(self._now), self._now - copy.began)
-            for attempt, copy in self._copies.items()
-            if math.isinf(copy.order.seconds)
-        ]
+        if not self.prolongs:
+            return []
+        return [Surveyed({a: copy.steps_by(self._now) for a, copy in self._copies.items()})]
 
     def _hand_in_by(self, copy: _Copy, latest: float, recalled: bool = False) -> None:
         """Schedules the copy's return at its quota or at ``latest``, whichever comes first."""
@@ -160,30 +169,31 @@ class SimulatedExecutor:
             stopped="steps" if steps == quota else "deadline",
         )
         weights = order.attempt if order.hand_in else None
-        ends = copy.began + copy.start_s + train_s + self._costs.sync_s
+        copy.trained_at = copy.began + copy.start_s + train_s
+        ends = copy.trained_at + self._costs.sync_s
         report = HandedIn(order.attempt, result, weights, copy.start_s == 0.0, True)
         at = max(self._now, min(ends, self._now + self._costs.sync_s) if recalled else ends)
         copy.coming = self._schedule(at, report)
 
-    def _still_holds(self, coming: _Coming) -> bool:
+    def _still_holds(self, at: float, number: int, report: Report) -> bool:
         """Whether the report was not overtaken by another end of its copy."""
-        match coming.report:
-            case HandedIn() as report:
+        match report:
+            case HandedIn():
                 copy = self._copies.get(report.attempt)
-                if copy is None or copy.coming != coming.number:
+                if copy is None or copy.coming != number:
                     return False
                 del self._copies[report.attempt]
-            case NodeGone() as report:
+            case NodeGone():
                 self._gone.update(report.devices)
                 for attempt, copy in list(self._copies.items()):
                     if self._gone.intersection(copy.order.devices):
                         del self._copies[attempt]
-                        self._schedule(coming.at, Failed(attempt, report.why, node_fault=True))
+                        self._schedule(at, Failed(attempt, report.why, node_fault=True))
         return True
 
     def _schedule(self, at: float, report: Report) -> int:
         self._number += 1
-        heapq.heappush(self._coming, _Coming(at, self._number, report))
+        heapq.heappush(self._coming, (at, self._number, report))
         return self._number
 
 

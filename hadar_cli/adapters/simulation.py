@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Protocol
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from hadar_cli.adapters.simulated import Costs, MemoryJournal, NoWeights, SimulatedExecutor
 from hadar_cli.adapters.traces import Throughputs
-from hadar_cli.app.ports import Observers, Progressed
+from hadar_cli.app.ports import Observer, Progressed
 from hadar_cli.app.rounds import RoundLoop
 from hadar_cli.app.tracker import Tracker
 from hadar_cli.core import events
@@ -64,6 +64,7 @@ class Scenario:
     costs: Costs
     speeds: Callable[[bool], Speeds]
     prolongs: bool = True
+    losses: tuple[tuple[str, float], ...] = ()  # devices that go for good, and when
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,19 @@ class PolicyResult:
         """All but the curves."""
         curves = ("finished_s", "work")
         return {name: getattr(self, name) for name in self.__slots__ if name not in curves}
+
+
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """A run that took place; reaching its nodes, before the first round, is not simulated."""
+
+    name: str
+    ttd_s: float
+    connect_s: float
+
+    @property
+    def rounds_s(self) -> float:
+        return self.ttd_s - self.connect_s
 
 
 # -- clusters and speeds ---------------------------------------------------------------------
@@ -156,6 +170,7 @@ class TableSpeeds:
         self._packed, self._spread = table.matrices(jobs, self._site.kinds)
         self._loses = loses
         self._slow: dict[tuple[str, ...], bool] = {}
+        self._asked: tuple[Sequence[Job], list[int]] = ((), [])  # jobs of the last question
 
     def gang(self, job: int, devices: tuple[str, ...]) -> float:
         rates = (self._spread if self._is_slow(devices) else self._packed)[self._row[job]]
@@ -177,10 +192,16 @@ class TableSpeeds:
     def rate(self, job_id: int, device_name: str) -> float:
         return float(self._packed[self._row[job_id], self._column[device_name]])
 
+    def matrix(self, job_ids: Sequence[int], device_names: Sequence[str]) -> Matrix:
+        rows, columns = [self._row[j] for j in job_ids], [self._column[d] for d in device_names]
+        return self._packed[np.ix_(rows, columns)]
+
     def by_kind(
         self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]
     ) -> tuple[Matrix, Matrix | None]:
-        rows = [self._row[job.id] for job in jobs]
+        if jobs is not self._asked[0]:
+            self._asked = jobs, [self._row[job.id] for job in jobs]
+        rows = self._asked[1]
         packed, spread = self._packed[rows], self._spread[rows] if self._loses else None
         if tuple(kinds) == self._site.kinds:
             return packed, spread
@@ -226,20 +247,34 @@ def simulate(
     prolongs = scenario.prolongs and not policy.forks
     costs = replace(scenario.costs, sync_s=0.0) if prolongs else scenario.costs
     executor = SimulatedExecutor(speeds.gang, costs, prolongs=prolongs)
+    for device, at in scenario.losses:
+        executor.lose_device(device, at)
     tally = _Tally(state, policy, watch)
-    observers = Observers([tally])
-    names = [device.name for device in devices]
-    tracker = Tracker(mix, names, state, MemoryJournal(), NoWeights(), executor.now, observers)
-    loop = RoundLoop(mix, devices, policy, executor, tracker, speeds.known(), observers)
-    tracker.record(events.HeadStarted(executor.now(), 1))
     began, problem = time.perf_counter(), None
     try:
-        loop.run()
+        play(mix, devices, policy, executor, speeds.known(), state, tally)
     except HadarError as error:
         problem = str(error)
     wall_s = time.perf_counter() - began
     bound_s = lower_bound_s(scenario, forks=policy.forks)
     return _result(scenario, tally, label, wall_s, bound_s, problem)
+
+
+def play(
+    mix: Mix,
+    devices: Sequence[Device],
+    policy: Policy,
+    executor: SimulatedExecutor,
+    rates: Rates,
+    state: RunState,
+    observer: Observer,
+) -> None:
+    """Drives the state's run to its end on paper, by the same loop as a real one."""
+    names = [device.name for device in devices]
+    tracker = Tracker(mix, names, state, MemoryJournal(), NoWeights(), executor.now, observer)
+    loop = RoundLoop(mix, devices, policy, executor, tracker, rates, observer)
+    tracker.record(events.HeadStarted(executor.now(), state.epoch + 1))
+    loop.run()
 
 
 class _Watched:
@@ -250,16 +285,14 @@ class _Watched:
         self.name, self.forks = policy.name, policy.forks
         self.seconds: list[float] = []
         self.changed = 0
-        self._planned: dict[int, set[str]] = {}
-        self._held: dict[int, set[str]] = {}
+        self._planned: set[tuple[int, tuple[str, ...]]] = set()  # gangs by job
+        self._held: set[tuple[int, tuple[str, ...]]] = set()
 
     def plan(self, view: ClusterView) -> list[Stint]:
         began = time.perf_counter()
         stints = self._policy.plan(view)
         self.seconds.append(time.perf_counter() - began)
-        self._planned = {}
-        for stint in stints:
-            self._planned.setdefault(stint.job, set()).update(stint.devices)
+        self._planned = {(stint.job, stint.devices) for stint in stints}
         if view.seconds < view.slot_s:
             self._held |= self._planned
         return stints
@@ -267,7 +300,7 @@ class _Watched:
     def begin_round(self) -> None:
         """The last plan is now in force: is it another than the one before?"""
         jobs = self._state.jobs
-        before = {job: gang for job, gang in self._held.items() if not jobs[job].is_trained}
+        before = {gang for gang in self._held if not jobs[gang[0]].is_trained}
         self.changed += self._planned != before
         self._held = self._planned
 
@@ -348,52 +381,9 @@ def lower_bound_s(scenario: Scenario, forks: bool) -> float | None:
         shortest_s = steps / np.maximum(rates.sum(axis=1), 1e-300)
     else:
         gang = np.array([job.gpus for job in jobs], dtype=np.float64)
-        makespan_s = gang_optimum(steps, pools, gang, counts.astype(np.float64)).makespan_s
+        elastic = np.array([job.elastic for job in jobs], dtype=np.bool_)
+        size = counts.astype(np.float64)
+        makespan_s = gang_optimum(steps, pools, gang, size, elastic).makespan_s
         shortest_s = steps / np.maximum(gang * rates.max(axis=1), 1e-300)
     bound_s = max(makespan_s, float((arrivals + shortest_s).max(initial=0.0)))
     return bound_s if np.isfinite(bound_s) else None
-
-
-# -- like a real run -------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Fit:
-    """What a real run's journal says of its costs and speeds."""
-
-    start_s: list[float] = field(default_factory=list)
-    sync_s: list[float] = field(default_factory=list)
-    ttd_s: float = 0.0
-
-    @property
-    def costs(self) -> Costs:
-        return Costs(
-            start_s=median(self.start_s) if self.start_s else 0.0,
-            sync_s=median(self.sync_s) if self.sync_s else 0.0,
-        )
-
-
-def fit(
-    mix: Mix, devices: Sequence[Device], happened: Sequence[events.Event]
-) -> tuple[Fit, RateModel]:
-    """Medians of the start and sync costs, and speeds as they were measured on the whole."""
-    state, fitted = RunState(mix.jobs), Fit()
-    example = {job.throughput_class: job.id for job in reversed(mix.jobs)}
-    totals: dict[tuple[int, str], tuple[float, float]] = {}
-    for event in happened:
-        state.apply(event)
-        if not isinstance(event, events.CopyFinished) or not event.steps:
-            continue
-        copy = state.started[event.attempt]
-        if not event.warm:
-            fitted.start_s.append(event.start_s)
-        fitted.sync_s.append(max(0.0, event.t - copy.t - event.start_s - event.train_s))
-        key = example[state.jobs[copy.job].job.throughput_class], copy.device
-        steps, seconds = totals.get(key, (0.0, 0.0))
-        totals[key] = steps + event.steps, seconds + event.train_s
-    fitted.ttd_s = state.now
-    # The model forgets; told everything about a pair at once, it has nothing to forget.
-    truth = RateModel(mix.jobs, devices)
-    for (job, device), (steps, seconds) in totals.items():
-        truth.observe(job, device, steps, seconds)
-    return fitted, truth

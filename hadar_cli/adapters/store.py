@@ -10,6 +10,7 @@ runs/<id>/run.json       the mix and the inventory as they were read
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from hadar_cli.app.forecast import Forecast
 from hadar_cli.core.events import EVENTS, Event
 from hadar_cli.core.model import Mix, Node
 from hadar_cli.errors import InputError, RunLockedError, StorageError, nearest
@@ -40,6 +42,7 @@ class RunFacts:
     nodes: tuple[Node, ...]
     started_at: str
     hadar_version: str
+    forecast: Forecast | None = None
 
 
 class RunStore:
@@ -120,10 +123,7 @@ class RunStore:
     def keep(self, scratch: Path, digest: str) -> None:
         """Makes a finished scratch file an object, durably, before anyone is told its name."""
         with _storage_errors(self.directory):
-            with scratch.open("rb") as file:
-                os.fsync(file.fileno())
-            scratch.replace(self.object_path(digest))
-            _sync_directory(self._objects)
+            replace_durably(scratch, self.object_path(digest))
 
     def verify(self, digest: str) -> None:
         """Raises unless the object's bytes still are what its name says."""
@@ -151,11 +151,14 @@ class FileJournal:
     def __init__(self, path: Path) -> None:
         with _storage_errors(path.parent):
             self._file = path.open("ab", buffering=0)
+            _sync_directory(path.parent)
 
     def append(self, event: Event) -> None:
         body = msgspec.json.encode([type(event).__name__, event])
+        line = b"%08x " % zlib.crc32(body) + body + b"\n"
         with _storage_errors(Path(self._file.name)):
-            self._file.write(b"%08x " % zlib.crc32(body) + body + b"\n")
+            if self._file.write(line) < len(line):  # a full disk takes a part, and says nothing
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -233,8 +236,13 @@ def _decode(line: bytes) -> Event:
 
 def _write_durably(path: Path, data: bytes) -> None:
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        file.write(data)
+    part.write_bytes(data)
+    replace_durably(part, path)
+
+
+def replace_durably(part: Path, path: Path) -> None:
+    """Gives a finished file its name; whoever finds the name finds all of the file."""
+    with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)
     _sync_directory(path.parent)

@@ -42,22 +42,6 @@ class Trace:
     problems: tuple[InputError, ...] = ()
     rates: Throughputs | None = None  # where the trace brings its own
 
-    def fitting(self, rates: Throughputs, kinds: Sequence[str], devices: int) -> Trace:
-        """Without the jobs that the table does not know or the cluster cannot hold."""
-        problems = list(self.problems)
-        good = []
-        for job in self.jobs:
-            problem = rates.problem(job, kinds)
-            if job.gpus > devices:
-                problem = f"asks for {job.gpus} GPUs; the cluster has {devices}"
-            if problem is None:
-                good.append(job)
-            else:
-                line = self.lines[job.id]
-                fix = "give it fewer GPUs, or another table" if job.gpus > devices else None
-                problems.append(InputError(problem, file=self.source, line=line, fix=fix))
-        return Trace(self.source, tuple(good), self.lines, tuple(problems), self.rates)
-
 
 @dataclass(frozen=True, slots=True)
 class Throughputs:
@@ -137,6 +121,13 @@ def read_throughputs(path: Path) -> Throughputs:
 def model_key(model: str, batch_size: str | int | None) -> str:
     """As Gavel's tables spell it; a model without a batch size stands alone."""
     return f"{model} (batch size {batch_size})" if batch_size not in (None, "") else model
+
+
+def why_not(job: Job, rates: Throughputs | None, kinds: Sequence[str], devices: int) -> str | None:
+    """Why the job cannot run on so many devices of these kinds, None if it can."""
+    if job.gpus > devices and not job.elastic:
+        return f"{job.name!r} asks for {job.gpus} GPUs; the cluster has {devices}"
+    return rates.problem(job, kinds) if rates else None
 
 
 # -- traces ----------------------------------------------------------------------------------

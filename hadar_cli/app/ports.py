@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -31,6 +31,7 @@ class CopyOrder:
     evaluate: bool = False
     hand_in: bool = True  # an evaluation leaves no weights
     gang: tuple[str, ...] = ()  # all devices of a multi-device job
+    follows: str = ""  # sent ahead: the process goes on with it right after that attempt
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -50,6 +51,8 @@ class CopyResult:
     loss: float | None = None
     quality: dict[str, float] | None = None
     missed_paces: int = 0
+    lr: tuple[float, float] | None = None  # of its first and last update
+    data: tuple[int, ...] = ()  # numbers of the samples it began with
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,13 @@ class Progressed:
     steps: int
     seconds: float
     loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """How far many copies are, all at once, from an executor that can tell without asking them."""
+
+    steps: Mapping[str, int]  # by attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class NodeBack:
     devices: tuple[str, ...]
 
 
-Report: TypeAlias = Progressed | HandedIn | Failed | NodeGone | NodeBack
+Report: TypeAlias = Progressed | Surveyed | HandedIn | Failed | NodeGone | NodeBack
 
 
 class Executor(Protocol):
@@ -121,7 +131,10 @@ class Executor(Protocol):
         ...
 
     def start(self, order: CopyOrder) -> None:
-        """Begins a copy and returns at once; a failure arrives as a report."""
+        """Begins a copy and returns at once; a failure arrives as a report.
+
+        An order that ``follows`` another is sent while that one is still under way.
+        """
         ...
 
     def wait(self, until: float) -> list[Report]:

@@ -1,18 +1,22 @@
 """The round loop, the only one: simulations, local processes and SSH all run through it.
 
 A round: the policy plans stints for every device; devices run theirs one after another until the
-slot ends; when all copies of a job are in, they are merged and the steps count; a device with
-nothing left takes more work while there is time; when no work is left the round ends at once.
-Errands (evaluating a finished model, preparing a copy's process ahead of its first steps) fill
-time that would be idle, and no round waits for them.
+slot ends. Copies of one job meet several times on the way: all hand in, are merged, their steps
+count, and they go on from the merged weights. A device with nothing left takes more work while
+there is time; when no work is left the round ends at once; nobody waits long for a copy that is
+late. A copy that is alone and stays where it is gets its next order before the slot ends: it hands
+in on the way and waits for nobody. Errands (evaluating a finished model, preparing a copy's
+process ahead of its first steps) fill time that would be idle, and no round waits for them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from hadar_cli.app.meetings import Meetings
+from hadar_cli.app.occupancy import Occupancy
 from hadar_cli.app.ports import (
     Executor,
     Failed,
@@ -22,11 +26,13 @@ from hadar_cli.app.ports import (
     Observer,
     Progressed,
     Report,
+    Surveyed,
 )
 from hadar_cli.app.tracker import Tracker
+from hadar_cli.app.views import Views
 from hadar_cli.core import events
 from hadar_cli.core.model import Device, Mix
-from hadar_cli.core.policies.registry import ClusterView, JobView, Policy, Stint
+from hadar_cli.core.policies.registry import ClusterView, Policy, Stint
 from hadar_cli.core.state import JobState
 from hadar_cli.core.throughput import Rates
 from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
@@ -36,21 +42,33 @@ _RECALL_TICK_S = 0.5
 _RECALL_S = 15.0
 _FIRST_START_COST_S = 2.5  # of a cold copy, until one has been measured
 _LEAST_STINT_S = 0.5
+_AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
 
 
 @dataclass(slots=True)
 class _Round:
     """What one round still has to do."""
 
-    ends_at: float
+    ends_at: float = 0.0
     lists: dict[str, deque[Stint]] = field(default_factory=dict)
     has_trained: bool = False
+    is_planned_ahead: bool = False
+    next_stints: list[Stint] = field(default_factory=list)  # of the round after this one
+    sent_ahead: set[str] = field(default_factory=set)  # attempts that belong to it already
 
     def plan(self, devices: Sequence[str], stints: Sequence[Stint]) -> None:
         """Gives these devices new lists in place of what they had."""
-        self.lists |= {device: deque() for device in devices}
+        for device in devices:
+            self.lists.pop(device, None)
         for stint in stints:
-            self.lists[stint.device].append(stint)
+            self.lists.setdefault(stint.device, deque()).append(stint)
+
+    def put_back(self, stint: Stint, done: int) -> None:
+        """The rest of a stint is the next thing its device does."""
+        if done < stint.steps:
+            self.lists.setdefault(stint.device, deque()).appendleft(
+                replace(stint, steps=stint.steps - done)
+            )
 
 
 class RoundLoop:
@@ -67,17 +85,17 @@ class RoundLoop:
         observer: Observer,
     ) -> None:
         self._mix, self._policy = mix, policy
-        self._cluster = tuple(devices)
         self._devices = tuple(device.name for device in devices)
         self._executor, self._tracker, self._rates = executor, tracker, rates
         self._observer = observer
         self._state = tracker.state
-        self._busy: dict[str, str] = {}  # device -> attempt that trains
-        self._errands: dict[str, str] = {}  # device -> attempt that does not
-        self._warm: dict[str, int] = {}  # device -> job whose copy waits there
+        self._round = _Round()
+        self._meetings = Meetings(mix.merge, mix.slot_s)
+        self._held = Occupancy(self._devices, self._state)
+        self._views = Views(mix, devices, self._state, rates, self._held)
+        self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
         self._waits: dict[int, bool] = {}  # job -> whether its processes stay for more orders
         self._refused: set[str] = set()  # devices lost for security's sake
-        self._progress: dict[str, int] = {}  # attempt -> steps it has told of
         self._start_cost_s = _FIRST_START_COST_S
         # Copies of an unforked job need no merge at the slot's end: where they can, they run on.
         self._lasting = executor.prolongs and not policy.forks
@@ -94,7 +112,7 @@ class RoundLoop:
         """Leaves early without losing work: copies hand in what they have, and it is committed."""
         self._executor.recall()
         give_up_at = self._executor.now() + _RECALL_S
-        while self._under_way() and self._executor.now() < give_up_at:
+        while not self._held.is_empty and self._executor.now() < give_up_at:
             for report in self._executor.wait(self._executor.now() + _RECALL_TICK_S):
                 self._take(report)
             self._observer.tick()
@@ -105,131 +123,259 @@ class RoundLoop:
         orders = self._tracker.under_way()
         self._executor.adopt(orders)
         for order in orders:
-            (self._busy if order.hand_in else self._errands)[order.device] = order.attempt
-            self._warm[order.device] = order.job.id
+            self._held.hold(order)
+            self._meetings.expect(order.job.id, self._executor.now() + order.seconds)
         for job in self._state.jobs.values():
-            if job.handed_in and not job.active:
-                self._tracker.commit(job)
+            if job.handed_in and not self._held.awaited(job):
+                self._commit(job)
 
     # -- one round ---------------------------------------------------------------------------
 
     def _run_round(self) -> None:
-        devices = self._available()
-        stints = self._policy.plan(self._view(devices, self._mix.slot_s))
+        before, devices = self._round, self._held.available()
+        round_ = self._round = _Round(ends_at=self._executor.now() + self._mix.slot_s)
+        if before.sent_ahead & self._held.attempts:  # they are in the new slot already
+            round_.ends_at = before.ends_at + self._mix.slot_s
+        else:
+            before.next_stints = self._policy.plan(self._view(devices, self._mix.slot_s))
+        stints = before.next_stints
         self._tracker.plan_round(stints)
-        round_ = _Round(ends_at=self._executor.now() + self._mix.slot_s)
         if self._lasting:
             devices, stints = self._devices, self._reassign(stints)
-        round_.plan(devices, stints)
-        self._start_planned(round_)
-        self._keep_devices_busy(round_)
-        if not self._under_way():
+        round_.plan(devices, [stint for stint in stints if stint.device in devices])
+        self._start_planned()
+        self._keep_devices_busy()
+        if self._held.is_empty:
             self._wait_for_work()
-        while self._goes_on(round_):
-            reports = self._executor.wait(self._next_look(round_))
+        while self._goes_on():
+            reports = self._executor.wait(self._next_look())
             for report in reports:
                 self._take(report)
-                if isinstance(report, Failed):
-                    self._give_up_if_hopeless(report)
-            if not all(isinstance(report, Progressed) for report in reports):
-                self._keep_devices_busy(round_)
+                if isinstance(report, HandedIn | Failed):
+                    self._give_up_if_hopeless(report.attempt)
+            is_news = self._close_overdue_meetings()
+            if is_news or not all(isinstance(r, (Progressed, Surveyed)) for r in reports):
+                self._keep_devices_busy()
+            self._send_ahead()
             self._observer.tick()
 
-    def _under_way(self) -> bool:
-        return bool(self._busy or self._errands)
-
-    def _goes_on(self, round_: _Round) -> bool:
-        if self._busy:
-            return not self._lasting or self._executor.now() < round_.ends_at
+    def _goes_on(self) -> bool:
+        ahead = self._round.sent_ahead & self._held.attempts
+        busy = set(self._held.busy.values()) - ahead
+        if not self._held.late.issuperset(busy):
+            return not self._lasting or self._executor.now() < self._round.ends_at
+        if ahead:
+            return False
+        if busy:  # those that are late are waited for only if there is nothing else to do
+            return not self._round.has_trained
         # Errands may be all there is to do: another round would only wait for them too.
-        return bool(self._errands) and not (round_.has_trained and self._state.unfinished)
+        return bool(self._held.errands) and not (self._round.has_trained and self._state.unfinished)
 
-    def _next_look(self, round_: _Round) -> float:
+    def _next_look(self) -> float:
         tick = self._executor.now() + self._executor.tick_s
-        return min(tick, round_.ends_at) if self._lasting else tick
+        if self._lasting:
+            return min(tick, self._round.ends_at)
+        ahead = [] if self._round.is_planned_ahead else [self._send_ahead_at]
+        return min([tick, *ahead, *(self._overdue_at(job) for job in self._awaited())])
 
     def _reassign(self, stints: Sequence[Stint]) -> list[Stint]:
         """Leaves gangs that stay together at work, recalls the others; returns what is to start."""
         stays = {(stint.job, stint.devices) for stint in stints}
-        held = {(c.job, c.devices): c.attempt for c in self._copies()}
+        held = {(c.job, c.devices): c.attempt for c in self._held.copies()}
         recalled = {attempt for gang, attempt in held.items() if gang not in stays}
         self._executor.recall(sorted(recalled))
-        while recalled & set(self._busy.values()):
+        while recalled & set(self._held.busy.values()):
             for report in self._executor.wait(self._executor.now() + self._executor.tick_s):
                 self._take(report)
         return [stint for stint in stints if (stint.job, stint.devices) not in held]
 
-    def _copies(self) -> list[events.CopyStarted]:
-        return [self._state.started[attempt] for attempt in set(self._busy.values())]
-
-    def _keep_devices_busy(self, round_: _Round) -> None:
+    def _keep_devices_busy(self) -> None:
         """Starts what is next on every idle device; plans more where a list has run out."""
         self._start_evaluations()
-        self._start_planned(round_)
-        left = round_.ends_at - self._executor.now()
+        self._start_planned()
+        left = self._round.ends_at - self._executor.now()
         # What a gang policy has just left idle, it would leave idle again.
         is_news = self._policy.forks or left < self._mix.slot_s
-        if is_news and left > _LEAST_STINT_S and self._idle():
-            devices = self._available()
+        if is_news and left > _LEAST_STINT_S and self._unplanned():
+            waiting = {device for device, stints in self._round.lists.items() if stints}
+            devices = tuple(d for d in self._held.available() if d not in waiting)
             more = self._policy.plan(self._view(devices, left))
-            round_.plan(devices, [stint for stint in more if stint.device not in self._busy])
-            self._start_planned(round_)
+            busy = self._held.busy
+            self._round.plan(devices, [stint for stint in more if stint.device not in busy])
+            self._start_planned()
             if self._policy.forks:
                 self._prepare_ahead()
 
-    def _start_planned(self, round_: _Round) -> None:
+    def _start_planned(self) -> None:
         """Starts the next stint of every idle device's list, all copies of a job knowing of each
-        other: together they set its learning rate."""
-        if not any(round_.lists.values()):
-            return
-        left = round_.ends_at - self._executor.now()
-        idle = set(self._idle())
-        stints = [self._next_stint(round_.lists.get(d, deque()), left, idle) for d in idle]
-        chosen = sorted((stint for stint in stints if stint), key=lambda stint: stint.device)
-        expected = {stint.job: self._expected_steps(stint.job, chosen, left) for stint in chosen}
-        for stint in chosen:
-            if self._state.jobs[stint.job].free:
-                self._start(stint, left, expected[stint.job])
-                round_.has_trained = True
+        other: together they set its learning rate, and when they meet."""
+        idle = set(self._held.idle())
+        chosen: dict[int, list[Stint]] = {}
+        for device in sorted(idle):
+            if stint := self._next_stint(device, idle):
+                chosen.setdefault(stint.job, []).append(stint)
+            else:
+                self._prepare_while_waiting(device)
+        for job, stints in chosen.items():
+            self._start_together(job, stints)
 
-    def _next_stint(self, stints: deque[Stint], left: float, idle: set[str]) -> Stint | None:
+    def _next_stint(self, device: str, idle: set[str]) -> Stint | None:
+        stints = self._round.lists.get(device, deque())
         while stints and idle.issuperset(stints[0].devices):
+            if self._must_wait(stints[0]):
+                return None
             stint = stints.popleft()
-            if self._is_worth_starting(stint, left):
+            if self._is_worth_starting(stint, self._round.ends_at - self._executor.now()):
                 return stint
         return None
 
+    def _must_wait(self, stint: Stint) -> bool:
+        """Whether the job's copies are about to meet, so that one more could not join them."""
+        job = self._state.jobs[stint.job]
+        if not job.free or not self._held.awaited(job):
+            return False
+        if any(copy.follows in job.active for copy in job.active.values()):
+            return True
+        due = self._meetings.due(stint.job)
+        if due is None or due > self._round.ends_at - _LEAST_STINT_S:
+            return False
+        return not self._is_worth_starting(stint, due - self._executor.now())
+
     def _is_worth_starting(self, stint: Stint, left: float) -> bool:
-        is_warm = self._warm.get(stint.device) == stint.job
+        is_warm = self._held.warm.get(stint.device) == stint.job
         needed = _LEAST_STINT_S + (0.0 if is_warm else self._start_cost_s)
         return bool(self._state.jobs[stint.job].free) and left > min(needed, self._mix.slot_s / 2)
 
-    def _start(self, stint: Stint, left: float, expected: Sequence[int]) -> None:
+    def _start_together(self, job: int, stints: Sequence[Stint]) -> None:
+        left = self._meet(job, stints) - self._executor.now()
+        expected = self._expected_steps(job, stints, left)
+        for stint in stints:
+            if self._state.jobs[job].free:
+                self._start(stint, left, expected)
+                self._round.has_trained = True
+
+    def _meet(self, job: int, stints: Sequence[Stint]) -> float:
+        """When these copies of a job hand in: with those under way, or when it pays to merge."""
+        now, due = self._executor.now(), self._meetings.due(job)
+        if due is not None and self._held.awaited(self._state.jobs[job]):
+            return due
+        is_cold = any(self._held.warm.get(stint.device) != job for stint in stints)
+        begins = min(now + is_cold * self._start_cost_s, self._round.ends_at)
+        slowest = min(self._rates.rate(job, stint.device) for stint in stints)
+        copies = len(stints) if self._stays(self._state.jobs[job]) else 1
+        return self._meetings.call(job, begins, self._round.ends_at, slowest, copies)
+
+    def _start(self, stint: Stint, left: float, expected: Sequence[int], follows: str = "") -> None:
         seconds = float("inf") if self._lasting else left
-        order = self._tracker.hand_out(stint, seconds, expected)
-        for device in stint.devices:
-            self._busy[device] = order.attempt
-            self._warm[device] = stint.job
+        order = self._tracker.hand_out(stint, seconds, expected, follows)
+        self._stints[order.attempt] = stint
+        self._held.hold(order)
+        if follows:
+            self._round.sent_ahead.add(order.attempt)
         self._executor.start(order)
 
     def _expected_steps(self, job: int, chosen: Sequence[Stint], left: float) -> list[int]:
         """What each of the job's copies, under way or about to start, will bring to the merge."""
-        quotas = {stint.device: stint.steps for stint in chosen if stint.job == job}
-        for copy in self._state.jobs[job].active.values():
+        quotas = {stint.device: stint.steps for stint in chosen}
+        for copy in self._held.awaited(self._state.jobs[job]):
             quotas[copy.device] = sum(end - first for first, end in copy.slices)
         rate = self._rates.rate
         return [min(quota, int(rate(job, d) * left) + 1) for d, quota in quotas.items()]
 
+    # -- meetings ----------------------------------------------------------------------------
+
+    def _awaited(self) -> list[int]:
+        """Jobs with copies under way that are not given up yet."""
+        late = self._held.late
+        return list({copy.job for copy in self._held.copies() if copy.attempt not in late})
+
+    def _overdue_at(self, job: int) -> float:
+        return self._meetings.overdue_at(job, self._start_cost_s)
+
+    def _close_overdue_meetings(self) -> bool:
+        """Goes on without copies that are late: a hung machine costs the others only patience."""
+        now, closed = self._executor.now(), False
+        for job in self._awaited() if not self._lasting else ():
+            if now >= self._overdue_at(job):
+                awaited = self._held.awaited(self._state.jobs[job])
+                self._held.late.update(copy.attempt for copy in awaited)
+                self._commit(self._state.jobs[job])
+                closed = True
+        return closed
+
+    # -- ahead of time -----------------------------------------------------------------------
+
+    @property
+    def _send_ahead_at(self) -> float:
+        return self._round.ends_at - min(_AHEAD_S, self._mix.slot_s / 5)
+
+    def _send_ahead(self) -> None:
+        """Shortly before the slot ends, plans the next one, and has copies that stay alone where
+        they are go on into it."""
+        round_, now = self._round, self._executor.now()
+        if round_.is_planned_ahead or now < self._send_ahead_at or self._lasting:
+            return
+        round_.is_planned_ahead = True
+        left = max(0.0, round_.ends_at - now)
+        alone = {copy.device: copy for copy in self._held.copies() if self._is_alone(copy)}
+        if not alone or not self._policy.forks:
+            return
+        everywhere = [d for d in self._devices if d not in self._state.lost_devices]
+        view = self._view(everywhere, self._mix.slot_s, later_s=left)
+        round_.next_stints = self._policy.plan(view)
+        firsts = {stint.device: stint for stint in reversed(round_.next_stints)}
+        jobs = [stint.job for stint in firsts.values()]
+        for device, copy in alone.items():
+            first = firsts.get(device)
+            if first and first.job == copy.job and jobs.count(copy.job) == 1:
+                self._go_on(copy, first, left)
+
+    def _is_alone(self, copy: events.CopyStarted) -> bool:
+        """Whether nobody waits for the copy's weights: no other copy, no solo phase to end."""
+        job = self._state.jobs[copy.job]
+        is_only = list(job.active) == [copy.attempt] and not job.handed_in and not copy.gang
+        return is_only and copy.attempt not in self._held.late and self._stays(job)
+
+    def _go_on(self, copy: events.CopyStarted, stint: Stint, left: float) -> None:
+        """Unless its order, its solo phase or the next stint will be over before the slot is."""
+        job, slot_s = self._state.jobs[copy.job], self._mix.slot_s
+        given = sum(end - first for first, end in copy.slices)
+        lasts = self._views.steps_by(copy, self._executor.now(), left) < given
+        fills_slot = stint.steps >= slot_s * self._rates.rate(stint.job, stint.device)
+        if lasts and fills_slot and job.free and not self._views.is_solo(job):
+            self._round.next_stints.remove(stint)
+            due = self._round.ends_at + slot_s
+            self._meetings.expect(copy.job, due)
+            self._start(stint, due - self._executor.now(), [stint.steps], follows=copy.attempt)
+
+    def _recall_orphans(self, job: JobState) -> None:
+        """A copy sent ahead went on from weights that were then lost or refused."""
+        orphans = [
+            copy.attempt
+            for copy in job.active.values()
+            if copy.follows and copy.follows not in job.active and not job.is_based_on_latest(copy)
+        ]
+        if orphans:
+            self._executor.recall(orphans)
+
     def _prepare_ahead(self) -> None:
         """Has devices that are idle until the round's end start the process they will need then."""
-        idle = self._idle()
-        if not idle or not self._busy:
+        idle = self._unplanned()
+        if not idle or not self._held.busy:
             return
-        stints = self._policy.plan(self._view(idle, self._mix.slot_s, ahead=True))
+        stints = self._policy.plan(self._view(idle, self._mix.slot_s, past_solo=True))
         next_job = {stint.device: stint.job for stint in reversed(stints)}
         for device, job in next_job.items():
-            if self._warm.get(device) != job and self._stays(self._state.jobs[job]):
-                self._send_on_errand(self._state.jobs[job], device, "prepare")
+            self._prepare(device, self._state.jobs[job])
+
+    def _prepare_while_waiting(self, device: str) -> None:
+        """A device that waits for a meeting of copies it is to join has time to get ready."""
+        if stints := self._round.lists.get(device):
+            self._prepare(device, self._state.jobs[stints[0].job])
+
+    def _prepare(self, device: str, job: JobState) -> None:
+        if self._held.warm.get(device) != job.job.id and self._stays(job) and self._policy.forks:
+            self._send_on_errand(job, device, "prepare")
 
     def _stays(self, job: JobState) -> bool:
         """Whether the job's processes wait for orders, as far as is known; plain scripts do not."""
@@ -239,22 +385,6 @@ class RoundLoop:
 
     def _take(self, report: Report) -> None:
         match report:
-            case Progressed():
-                self._progress[report.attempt] = report.steps
-                self._observer.progressed(report)
-            case HandedIn():
-                device = self._free(report.attempt)
-                self._waits[self._state.started[report.attempt].job] = report.stays
-                if not report.stays:
-                    self._warm.pop(device, None)
-                self._learn(report)
-                self._tracker.handed_in(report)
-                self._commit_if_complete(report.attempt)
-            case Failed():
-                device = self._free(report.attempt)
-                self._warm.pop(device, None)
-                self._tracker.failed(report)
-                self._commit_if_complete(report.attempt)
             case NodeGone():
                 for device in report.devices:
                     self._tracker.record(
@@ -265,14 +395,40 @@ class RoundLoop:
             case NodeBack():
                 for device in report.devices:
                     self._tracker.record(events.DeviceReturned(self._executor.now(), device))
+            case Surveyed():
+                self._held.progress |= report.steps
+            case _ if self._tracker.is_under_way(report.attempt):
+                self._take_from_copy(report)
+            case _:
+                pass  # late or repeated: it matches nothing
 
-    def _free(self, attempt: str) -> str:
-        self._progress.pop(attempt, None)
-        for device in self._state.started[attempt].devices:
-            for held in (self._busy, self._errands):
-                if held.get(device) == attempt:
-                    del held[device]
-        return self._state.device_of(attempt)
+    def _take_from_copy(self, report: Progressed | HandedIn | Failed) -> None:
+        match report:
+            case Progressed():
+                self._held.progress[report.attempt] = report.steps
+                self._observer.progressed(report)
+            case HandedIn():
+                device = self._held.free(report.attempt)
+                self._waits[self._state.started[report.attempt].job] = report.stays
+                if not report.stays:
+                    self._held.warm.pop(device, None)
+                if self._tracker.handed_in(report):
+                    self._learn(report)
+                self._put_back(report)
+                self._commit_if_complete(report.attempt)
+            case Failed():
+                device = self._held.free(report.attempt)
+                self._held.warm.pop(device, None)
+                self._stints.pop(report.attempt, None)
+                self._tracker.failed(report)
+                self._commit_if_complete(report.attempt)
+
+    def _put_back(self, report: HandedIn) -> None:
+        """A copy that came to a meeting before its stint was over goes on with it afterwards."""
+        stint = self._stints.pop(report.attempt, None)
+        left = self._round.ends_at - self._executor.now()
+        if stint and self._policy.forks and report.stays and left > _LEAST_STINT_S:
+            self._round.put_back(stint, report.result.steps)
 
     def _learn(self, report: HandedIn) -> None:
         started = self._state.started[report.attempt]
@@ -283,22 +439,42 @@ class RoundLoop:
             self._start_cost_s += 0.3 * (result.start_s - self._start_cost_s)
 
     def _commit_if_complete(self, attempt: str) -> None:
-        """Merges a job as soon as none of its copies is still training."""
+        """Merges a job as soon as no copy that anyone waits for is still training."""
         job = self._state.jobs[self._state.started[attempt].job]
-        if not job.active and job.handed_in:
-            self._tracker.commit(job)
+        if not self._held.awaited(job):
+            self._commit(job)
 
-    def _give_up_if_hopeless(self, report: Failed) -> None:
-        job = self._state.jobs[self._state.started[report.attempt].job]
-        if job.failures > job.job.retry:
+    def _commit(self, job: JobState) -> None:
+        self._meetings.close(job.job.id)
+        came = list(job.handed_in.values())
+        if came:
+            waits = [self._wait_of(copy) for copy in came]
+            self._tracker.commit(job)
+            merge_s = self._executor.now() - max(copy.t for copy in came)
+            self._meetings.learn(job.job.id, sum(waits) / len(waits) + merge_s)
+        self._recall_orphans(job)
+
+    def _wait_of(self, copy: events.CopyFinished) -> float:
+        """What a copy's order took beside training; a cold start is not the meeting's fault."""
+        started = self._state.started[copy.attempt]
+        if started.follows:
+            return copy.save_s
+        cold_s = 0.0 if copy.warm else copy.start_s
+        return copy.t - started.t - copy.train_s - cold_s
+
+    def _give_up_if_hopeless(self, attempt: str) -> None:
+        started = self._state.started.get(attempt)
+        job = self._state.jobs[started.job] if started else None
+        if job and job.failures > job.job.retry:
+            why, log = job.last_failure
             raise UnfinishedError(
-                f"job {job.job.name!r} failed {job.failures} times in a row; last: {report.why}",
-                fix=_last_lines(report.log) or "see the log of its last copy",
+                f"job {job.job.name!r} failed {job.failures} times in a row; last: {why}",
+                fix=_last_lines(log) or "see the log of its last copy",
             )
 
     def _wait_for_work(self) -> None:
         """Nothing could be started: the next job arrives later, or there is no device for it."""
-        if not self._idle():
+        if not self._held.idle():
             reasons = "; ".join(f"{d}: {why}" for d, why in self._state.lost_devices.items())
             if self._refused >= self._state.lost_devices.keys():
                 raise RefusedError(f"no device is left ({reasons})")
@@ -317,58 +493,38 @@ class RoundLoop:
 
     def _start_evaluations(self) -> None:
         for job in self._state.unmeasured:
-            idle = self._idle()
+            idle = [device for device in self._held.idle() if not self._waits_to_go_on(device)]
             if job.errands or not idle:
                 continue
-            warm = [device for device in idle if self._warm.get(device) == job.job.id]
+            warm = [device for device in idle if self._held.warm.get(device) == job.job.id]
             device = max(warm or idle, key=lambda d: self._rates.rate(job.job.id, d))
             self._send_on_errand(job, device, "evaluate")
 
+    def _waits_to_go_on(self, device: str) -> bool:
+        stints = self._round.lists.get(device)
+        return self._must_wait(stints[0]) if stints else False
+
     def _send_on_errand(self, job: JobState, device: str, purpose: str) -> None:
         order = self._tracker.hand_out_errand(job, device, _ERRAND_S, purpose)
-        self._errands[device] = order.attempt
-        self._warm[device] = job.job.id
+        self._held.hold(order)
         self._executor.start(order)
 
     # -- what the policy sees ----------------------------------------------------------------
 
-    def _available(self) -> tuple[str, ...]:
-        """Devices that do not train: idle ones, and those on an errand, which is soon over."""
-        busy, lost = self._busy, self._state.lost_devices
-        return tuple(d for d in self._devices if d not in busy and d not in lost)
+    def _unplanned(self) -> tuple[str, ...]:
+        """Idle devices with an empty list; the others wait for a meeting."""
+        return tuple(d for d in self._held.idle() if not self._round.lists.get(d))
 
-    def _idle(self) -> tuple[str, ...]:
-        return tuple(d for d in self._available() if d not in self._errands)
-
-    def _view(self, devices: Sequence[str], seconds: float, ahead: bool = False) -> ClusterView:
-        """What the policy may know; ``ahead`` looks past the solo phase, to what comes next."""
-        now, lost = self._executor.now(), self._state.lost_devices
-        queue = [job for job in self._state.unfinished if job.job.arrives_s <= now]
-        copies = self._copies()
-        return ClusterView(
-            now_s=now,
-            slot_s=self._mix.slot_s,
-            seconds=seconds,
-            devices=tuple(devices),
-            jobs=lambda: [self._job_view(job, ahead) for job in queue],
-            rates=self._rates,
-            current=self._warm,
-            start_cost_s=self._start_cost_s,
-            cluster=tuple(d for d in self._cluster if d.name not in lost),
-            queue=queue,
-            running={copy.job: copy.devices for copy in copies},
-            progress={copy.job: self._progress.get(copy.attempt, 0) for copy in copies},
-        )
-
-    def _job_view(self, job: JobState, ahead: bool) -> JobView:
-        solo = max(1, round(self._mix.merge.solo * job.job.target_steps)) - len(job.done)
-        return JobView(
-            job.job,
-            free_steps=len(job.free),
-            remaining_steps=job.remaining,
-            solo_steps=0 if ahead else max(0, solo),
-            copies_active=len(job.active),
-        )
+    def _view(
+        self,
+        devices: Sequence[str],
+        seconds: float,
+        *,
+        later_s: float = 0.0,
+        past_solo: bool = False,
+    ) -> ClusterView:
+        now, cost_s = self._executor.now(), self._start_cost_s
+        return self._views.of(devices, seconds, now, cost_s, later_s=later_s, past_solo=past_solo)
 
 
 def _last_lines(log: str, count: int = 5) -> str:

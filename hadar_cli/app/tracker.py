@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -16,7 +17,7 @@ from hadar_cli.app.ports import (
     Observer,
 )
 from hadar_cli.core import events
-from hadar_cli.core.merging import lr_scale, n_eff
+from hadar_cli.core.merging import copy_lr_scale
 from hadar_cli.core.model import Mix
 from hadar_cli.core.policies.registry import Stint
 from hadar_cli.core.state import JobState, RunState
@@ -60,15 +61,18 @@ class Tracker:
         planned = tuple((s.job, s.device, s.steps) for s in stints)
         self.record(events.RoundPlanned(self._clock(), self.state.round + 1, planned))
 
-    def hand_out(self, stint: Stint, seconds: float, expected: Sequence[int]) -> CopyOrder:
+    def hand_out(
+        self, stint: Stint, seconds: float, expected: Sequence[int], follows: str = ""
+    ) -> CopyOrder:
         """An order for the next free steps of the stint's job, recorded before it is sent.
 
         ``expected`` are the steps that this and the job's other copies will bring to the merge.
+        One that ``follows`` an attempt under way goes on from what that one will hand in.
         """
         job = self.state.jobs[stint.job]
         steps = job.free.first(stint.steps)
         scale = self._scale(job, expected)
-        return self._order(job, stint.devices, seconds, steps, scale, "train")
+        return self._order(job, stint.devices, seconds, steps, scale, "train", follows)
 
     def hand_out_errand(
         self, job: JobState, device: str, seconds: float, purpose: str
@@ -84,6 +88,7 @@ class Tracker:
         steps: StepSet,
         scale: float,
         purpose: str,
+        follows: str = "",
     ) -> CopyOrder:
         fork = self._fork_of[devices[0]]
         copy = copy_id(job.job.id, fork, self._max_job_count)
@@ -96,11 +101,12 @@ class Tracker:
             copy,
             devices[0],
             self.state.round,
-            job.generation,
+            job.generation + bool(follows),
             steps.ranges,
             scale,
             purpose,
             devices if len(devices) > 1 else (),
+            follows,
         )
         self.record(started)
         return self._order_of(started, seconds)
@@ -113,7 +119,7 @@ class Tracker:
             device=started.device,
             steps=StepSet.of(started.slices),
             seconds=seconds,
-            weights=job.weights,
+            weights=None if started.follows else job.weights,
             round=started.round,
             copy=started.copy,
             num_copies=len(job.active),
@@ -121,9 +127,10 @@ class Tracker:
             job_seed=_seed(self._mix.seed, job.job.id),
             seed=_seed(self._mix.seed, job.job.id, started.generation, started.copy),
             lr_scale=started.lr_scale,
-            evaluate=purpose == "evaluate" or (purpose == "train" and job.generation == 0),
+            evaluate=purpose == "evaluate" or (purpose == "train" and started.generation == 0),
             hand_in=purpose == "train",
             gang=started.gang,
+            follows=started.follows,
         )
 
     def under_way(self) -> list[CopyOrder]:
@@ -136,23 +143,23 @@ class Tracker:
 
     def _scale(self, job: JobState, expected: Sequence[int]) -> float:
         """The learning rate's factor for that many effective copies, warmed up at first."""
-        rules = self._mix.merge
-        full = lr_scale(rules.lr_scale, n_eff([steps for steps in expected if steps > 0] or [1]))
-        warm_steps = rules.warmup * job.job.target_steps
-        warmed = min(1.0, len(job.done) / warm_steps) if warm_steps else 1.0
-        return 1.0 + (full - 1.0) * warmed
+        return copy_lr_scale(self._mix.merge, expected, len(job.done), job.job.target_steps)
 
     # -- taking back -------------------------------------------------------------------------
 
-    def handed_in(self, report: HandedIn) -> None:
-        """Records a result that keeps to its order; anything else is recorded as lost."""
-        if report.attempt not in self.state.started or not self._is_active(report.attempt):
-            return  # late or repeated: it matches nothing
+    def handed_in(self, report: HandedIn) -> bool:
+        """Records a result that keeps to its order; anything else is recorded as lost.
+
+        Whether the result can be believed.
+        """
+        if not self.is_under_way(report.attempt):
+            return False  # late or repeated: it matches nothing
         result = report.result
         why = self._objection(report)
         if why:
-            self.record(events.CopyLost(self._clock(), report.attempt, why))
-            return
+            is_late = self._is_late(report)
+            self.record(events.CopyLost(self._clock(), report.attempt, why, node_fault=is_late))
+            return False
         self.record(
             events.CopyFinished(
                 self._clock(),
@@ -164,27 +171,36 @@ class Tracker:
                 result.save_s,
                 result.stopped,
                 report.weights,
-                result.loss,
-                result.quality,
+                _finite(result.loss),
+                result.quality and _finite_only(result.quality),
                 result.missed_paces,
                 report.warm,
             )
         )
+        return True
 
     def failed(self, report: Failed) -> None:
-        if self._is_active(report.attempt):
+        if self.is_under_way(report.attempt):
             why, log, node_fault = report.why, report.log, report.node_fault
             self.record(events.CopyLost(self._clock(), report.attempt, why, log, node_fault))
 
-    def _is_active(self, attempt: str) -> bool:
+    def is_under_way(self, attempt: str) -> bool:
         started = self.state.started.get(attempt)
         if started is None:
             return False
         job = self.state.jobs[started.job]
         return attempt in job.active or attempt in job.errands
 
+    def _is_late(self, report: HandedIn) -> bool:
+        """Whether what it trained is no longer, or never became, the job's latest weights."""
+        started = self.state.started[report.attempt]
+        is_latest = self.state.jobs[started.job].is_based_on_latest(started)
+        return report.result.steps > 0 and not is_latest
+
     def _objection(self, report: HandedIn) -> str | None:
         result, started = report.result, self.state.started[report.attempt]
+        if self._is_late(report):
+            return "it did not train the job's latest weights: the others went on without it"
         given = StepSet.of(started.slices)
         try:
             claimed = StepSet.of(result.slices)
@@ -194,6 +210,8 @@ class Tracker:
             return f"it reports {result.steps} steps but lists {len(claimed)}"
         if not claimed <= given:
             return "it reports steps that it was not given"
+        if not all(0 <= s < math.inf for s in (result.start_s, result.train_s, result.save_s)):
+            return "it reports times that cannot be"
         if result.steps and not report.weights:
             return "it reports steps but left no weights"
         return None
@@ -229,6 +247,15 @@ class Tracker:
                 merged.bytes,
             )
         )
+
+
+def _finite(figure: float | None) -> float | None:
+    """A diverged model's figures are no numbers, which the journal does not hold."""
+    return figure if figure is not None and math.isfinite(figure) else None
+
+
+def _finite_only(figures: dict[str, float]) -> dict[str, float]:
+    return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
 
 
 def _seed(*parts: int) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from hadar_cli.cli.completion import RunName
 from hadar_cli.cli.options import DEFAULT_RUNS, RunsDir, stderr
 from hadar_cli.errors import InputError, UnfinishedError
 
@@ -20,10 +19,7 @@ _DEADLINE_S = 30.0
 
 
 def cancel(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run's name or directory; the newest by default."),
-    ] = None,
+    run: RunName = None,
     runs_dir: RunsDir = DEFAULT_RUNS,
 ) -> None:
     """Stop a run; what was merged is kept, and `hadar resume` goes on with it."""

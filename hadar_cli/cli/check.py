@@ -179,28 +179,29 @@ def _size(count: float | None) -> str:
     return NOTHING if count is None else bytes(count)
 
 
-def _as_json(one: Inspection) -> dict[str, Any]:
+def _as_json(one: Inspection) -> Any:
     """An inspection for ``--json``: the same facts, with nothing in them that a terminal obeys."""
     import dataclasses
 
-    facts, torch = one.facts, one.torch
-    found = {
-        "node": one.node.name,
-        "host": one.node.host,
-        "usable": one.is_usable,
-        "problems": [dataclasses.asdict(problem) for problem in one.problems],
-        "notes": one.notes,
-        "left_alone": one.left_alone,
-        "round_trip_s": one.round_trip_s,
-        "up_bytes_per_s": one.up_bytes_per_s,
-        "down_bytes_per_s": one.down_bytes_per_s,
-        "clock_skew_s": one.clock_skew_s,
-        "facts": dataclasses.asdict(facts) if facts else None,
-        "torch": dataclasses.asdict(torch) if torch else None,
-        "kernels": [dataclasses.asdict(kernel) for kernel in one.kernels],
-        "leftovers": dataclasses.asdict(one.leftovers) if one.leftovers else None,
-    }
-    return {key: _harmless(value) for key, value in found.items()}
+    from hadar_cli.adapters.inspection import NodeCheck
+
+    found = NodeCheck(
+        node=one.node.name,
+        host=one.node.host,
+        usable=one.is_usable,
+        problems=tuple(one.problems),
+        notes=tuple(one.notes),
+        left_alone=one.left_alone,
+        round_trip_s=one.round_trip_s,
+        up_bytes_per_s=one.up_bytes_per_s,
+        down_bytes_per_s=one.down_bytes_per_s,
+        clock_skew_s=one.clock_skew_s,
+        facts=one.facts,
+        torch=one.torch,
+        kernels=one.kernels,
+        leftovers=one.leftovers,
+    )
+    return _harmless(dataclasses.asdict(found))
 
 
 def _harmless(value: Any) -> Any:

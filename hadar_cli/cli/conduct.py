@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hadar_cli.adapters.head import devices_of, drive
+from hadar_cli.adapters.head import Interrupted, devices_of, drive
 from hadar_cli.adapters.store import RunStore
 from hadar_cli.cli.options import DEFAULT_RUNS, stderr, stdout
 from hadar_cli.errors import UnfinishedError
@@ -21,10 +21,11 @@ def conduct(store: RunStore, as_json: bool, no_live: bool) -> None:
     if store.directory.parent != DEFAULT_RUNS:
         way_on += f" --runs-dir {store.directory.parent}"
     try:
-        with _view(store, live=sys.stdout.isatty() and not as_json and not no_live) as view:
+        with _view(store, live=can_show_live() and not as_json and not no_live) as view:
             drive(store, view.watch, view.interrupted)
-    except KeyboardInterrupt:
-        stderr().print(f"saved; {way_on}")
+    except KeyboardInterrupt as interrupt:
+        kept = "saved" if isinstance(interrupt, Interrupted) else "stopped; what was merged is kept"
+        stderr().print(f"{kept}; {way_on}")
         sys.exit(130)
     except UnfinishedError as error:
         told = "\n".join(filter(None, (str(error), error.fix)))
@@ -32,11 +33,16 @@ def conduct(store: RunStore, as_json: bool, no_live: bool) -> None:
     _summarise(store, as_json)
 
 
+def can_show_live() -> bool:
+    """Whether stdout is a terminal on which one can paint."""
+    return sys.stdout.isatty() and not stdout().is_dumb_terminal
+
+
 def _view(store: RunStore, live: bool) -> LiveView | Lines:
     facts = store.facts
     devices = devices_of(facts.nodes)
     if not live:
-        return Lines([device.name for device in devices], sys.stderr)
+        return Lines(facts.mix, devices, sys.stderr)
     from hadar_cli.report.live import LiveView
 
     return LiveView(facts.id, facts.mix, devices, stdout())
@@ -45,6 +51,6 @@ def _view(store: RunStore, live: bool) -> LiveView | Lines:
 def _summarise(store: RunStore, as_json: bool) -> None:
     from hadar_cli.cli.report import report
 
-    report(store.directory.name, store.directory.parent, as_json)
+    report([store.directory.name], store.directory.parent, as_json)
     if not as_json:
         stdout().print(f" Trained models: {store.directory / 'models'}/")

@@ -2,83 +2,116 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from hadar_cli.cli.nodes import device_facts, device_table
-from hadar_cli.cli.options import print_json, stdout
+from hadar_cli.adapters.forecast import MOST_JOBS, MOST_ROUNDS, Knowledge, Outlook, foresee, gather
+from hadar_cli.cli import records
+from hadar_cli.cli.nodes import device_record, device_table
+from hadar_cli.cli.options import all_devices, are_accelerators, print_json, stdout
 from hadar_cli.cli.run import preset_note
+from hadar_cli.core.events import RoundPlanned
 from hadar_cli.core.fluid import forked_optimum
-from hadar_cli.core.model import Device, Mix
-from hadar_cli.core.policies import registry
-from hadar_cli.core.policies.registry import ClusterView, JobView, Stint
-from hadar_cli.core.state import JobState
+from hadar_cli.core.model import Device, Mix, Node
 from hadar_cli.core.throughput import RateModel
-from hadar_cli.report.format import duration, figures, plain
+from hadar_cli.report.format import NOTHING, bytes, duration, figures, plain
 
 _CODE_WARNING = "A mix runs code on the nodes, as the user that owns them: read it before you run."
+_ROUNDS = 3  # shown of those planned
 
 
-def show(mix: Mix, devices: list[Device], as_json: bool) -> None:
+def show(mix: Mix, nodes: tuple[Node, ...], runs: Path, as_json: bool) -> None:
     """Prints the plan; starts and writes nothing."""
-    rates = RateModel(mix.jobs, devices)
-    stints = _first_round(mix, devices, rates)
-    work = [job.target_steps for job in mix.jobs]
-    expected_s = forked_optimum(work, rates.matrix([job.id for job in mix.jobs])).makespan_s
+    devices = all_devices(nodes)
+    knowledge = gather(mix, nodes, runs, are_accelerators(devices))
+    outlook = foresee(mix, nodes, knowledge)
+    bound_s = outlook.forecast.lower_bound_s if outlook else _bound_s(mix, devices, knowledge)
     if as_json:
-        print_json(_as_json(mix, devices, rates, stints, expected_s))
+        print_json(dataclasses.asdict(_as_record(mix, devices, outlook, bound_s)))
+        return
+    console = stdout()
+    _print_plan(console, mix, devices, knowledge)
+    if outlook:
+        _print_outlook(console, mix, nodes, outlook)
     else:
-        _print(stdout(), mix, devices, rates, stints, expected_s)
+        console.print(f"\nAll jobs take at least {duration(bound_s)} by these speeds.")
+        console.print(f"Not rehearsed: over {MOST_JOBS} jobs, {MOST_ROUNDS} rounds, or none fits.")
+    _print_warning(console, mix)
 
 
-def _first_round(mix: Mix, devices: list[Device], rates: RateModel) -> list[Stint]:
-    """The policy's first plan, at the estimated rates."""
-    queue = [JobState(job) for job in mix.jobs if job.arrives_s <= 0]
-    view = ClusterView(
-        now_s=0.0,
-        slot_s=mix.slot_s,
-        seconds=mix.slot_s,
-        devices=tuple(device.name for device in devices),
-        jobs=lambda: [
-            JobView(
-                state.job,
-                free_steps=state.remaining,
-                remaining_steps=state.remaining,
-                solo_steps=max(1, round(mix.merge.solo * state.remaining)),
-            )
-            for state in queue
-        ],
-        rates=rates,
-        cluster=tuple(devices),
-        queue=queue,
-    )
-    return registry.create(mix.policy).plan(view)
+def _bound_s(mix: Mix, devices: list[Device], knowledge: Knowledge) -> float:
+    rates = knowledge.fit.rates(mix.jobs, devices)
+    work = [job.target_steps for job in mix.jobs]
+    return forked_optimum(work, rates.matrix([job.id for job in mix.jobs])).makespan_s
 
 
-def _print(
-    console: Console,
-    mix: Mix,
-    devices: list[Device],
-    rates: RateModel,
-    stints: list[Stint],
-    expected_s: float,
-) -> None:
+# -- on the terminal -------------------------------------------------------------------------
+
+
+def _print_plan(console: Console, mix: Mix, devices: list[Device], knowledge: Knowledge) -> None:
     console.print(device_table(devices))
     console.print()
     console.print(_job_table(mix))
     if note := preset_note(mix, devices):
         console.print(note)
+    jobs = [(job.name, job.id) for job in mix.jobs]
     console.print("\nEstimated steps/s, until they are measured", style="bold")
-    console.print(rate_table([(job.name, job.id) for job in mix.jobs], devices, rates))
-    console.print(f"\nFirst round ({mix.slot_s:g} s) by {mix.policy.name}", style="bold")
-    console.print(_plan_table(mix, devices, stints))
-    console.print(f"\nAll jobs take at least {duration(expected_s)} by these estimates.")
+    console.print(rate_table(jobs, devices, RateModel(mix.jobs, devices)))
+    if knowledge.fit.trained:
+        console.print("\nSteps/s by earlier runs, which the forecast takes", style="bold")
+        console.print(rate_table(jobs, devices, knowledge.fit.rates(mix.jobs, devices), best=True))
+
+
+def _print_outlook(console: Console, mix: Mix, nodes: Sequence[Node], outlook: Outlook) -> None:
+    for planned in outlook.rounds[:_ROUNDS]:
+        when = f"after {duration(planned.t)}" if planned.t else f"{mix.slot_s:g} s"
+        console.print(f"\nRound {planned.round} ({when}) by {mix.policy.name}", style="bold")
+        console.print(_plan_table(mix, all_devices(tuple(nodes)), planned))
+    console.print("\nForecast", style="bold")
+    console.print(_forecast_table(outlook))
+    for line in _remarks(outlook):
+        console.print(line)
+
+
+def _forecast_table(outlook: Outlook) -> Table:
+    forecast, bound_s = outlook.forecast, outlook.forecast.lower_bound_s
+    table = plain_table("", ">DONE AFTER", "")
+    for name, jct_s in forecast.jct_s.items():
+        table.add_row(name, duration(jct_s), "")
+    over = f"{forecast.ttd_s / bound_s:.2f} × the bound of {duration(bound_s)}" if bound_s else ""
+    table.add_row("all jobs (TTD)", duration(forecast.ttd_s), over)
+    return table
+
+
+def _remarks(outlook: Outlook) -> Iterator[str]:
+    caution = outlook.forecast.caution
+    yield f"{caution[0].upper()}{caution[1:]}."
+    if outlook.moved_bytes is None:
+        yield "Bytes to move: unknown, until a first run tells the size of the weights."
+    elif outlook.moved_bytes:
+        yield f"Bytes to move: about {bytes(outlook.moved_bytes)} of weights."
+    if outlook.cost is not None:
+        yield f"Cost: {figures(outlook.cost)}, with the priced nodes kept for the whole time."
+    if outlook.worths:
+        worths = (f"{w.node} {_worth(w.saves_s)}" for w in outlook.worths)
+        yield f"Without: {', '.join(worths)}."
+
+
+def _worth(saves_s: float | None) -> str:
+    if saves_s is None:
+        return "impossible"
+    return f"{'+' if saves_s >= 0 else '−'}{duration(abs(saves_s))}"
+
+
+def _print_warning(console: Console, mix: Mix) -> None:
     scripts = sorted({job.launch.script for job in mix.jobs if job.launch.script})
     setups = sorted({f"setup: {job.launch.setup}" for job in mix.jobs if job.launch.setup})
     code = "".join(f"\n    {plain(line, 300)}" for line in [*scripts, *setups])
-    console.print(_CODE_WARNING + code)
+    console.print(f"\n{_CODE_WARNING}{code}")
     console.print("Dry run: nothing was started.")
 
 
@@ -87,27 +120,30 @@ def _job_table(mix: Mix) -> Table:
     for job in mix.jobs:
         arrives = duration(job.arrives_s) if job.arrives_s else "at once"
         what, preset = job.launch.script or job.workload, job.launch.preset
-        preset = "–" if job.launch.script else preset
+        preset = NOTHING if job.launch.script else preset
         steps, batch = f"{job.target_steps:,}", str(job.batch_size)
         table.add_row(job.name, what, preset, batch, steps, arrives)
     return table
 
 
-def rate_table(jobs: list[tuple[str, int]], devices: list[Device], rates: RateModel) -> Table:
-    """Estimated steps per second, a row for each job and a column for each device."""
+def rate_table(
+    jobs: list[tuple[str, int]], devices: list[Device], rates: RateModel, best: bool = False
+) -> Table:
+    """Steps per second, a row for each job: the formula's, or the ``best`` that is known."""
     table = plain_table("JOB", *(f">{device.name}" for device in devices))
+    rate = rates.rate if best else rates.estimated
     for name, job_id in jobs:
-        table.add_row(name, *(figures(rates.estimated(job_id, d.name)) for d in devices))
+        table.add_row(name, *(figures(rate(job_id, d.name)) for d in devices))
     return table
 
 
-def _plan_table(mix: Mix, devices: list[Device], stints: list[Stint]) -> Table:
+def _plan_table(mix: Mix, devices: list[Device], planned: RoundPlanned) -> Table:
     names = {job.id: job.name for job in mix.jobs}
     table = plain_table("DEVICE", "TRAINS, ONE AFTER ANOTHER")
     table.columns[1].no_wrap = False
     for device in devices:
-        mine = [s for s in stints if s.device == device.name]
-        words = ", ".join(f"{names[s.job]} {s.steps:,}" for s in mine)
+        mine = [(job, steps) for job, name, steps in planned.stints if name == device.name]
+        words = ", ".join(f"{names[job]} {steps:,}" for job, steps in mine)
         table.add_row(device.name, words or "nothing at first: each job starts on one device")
     return table
 
@@ -123,31 +159,56 @@ def plain_table(*headings: str) -> Table:
     return table
 
 
-def _as_json(
-    mix: Mix, devices: list[Device], rates: RateModel, stints: list[Stint], expected_s: float
-) -> dict[str, Any]:
-    names = {job.id: job.name for job in mix.jobs}
-    return {
-        "dry_run": True,
-        "mix": mix.name,
-        "policy": mix.policy.name,
-        "slot_s": mix.slot_s,
-        "lower_bound_s": expected_s,
-        "devices": [device_facts(device) for device in devices],
-        "jobs": [
-            {
-                "name": job.name,
-                "workload": job.workload,
-                "script": job.launch.script,
-                "setup": job.launch.setup,
-                "preset": job.launch.preset,
-                "batch_size": job.batch_size,
-                "steps_target": job.target_steps,
-                "estimated_steps_per_s": {d.name: rates.estimated(job.id, d.name) for d in devices},
-            }
+# -- as JSON ---------------------------------------------------------------------------------
+
+
+def _as_record(
+    mix: Mix, devices: list[Device], outlook: Outlook | None, bound_s: float | None
+) -> records.Plan:
+    rates = RateModel(mix.jobs, devices)
+    forecast = _forecast_record(mix, outlook) if outlook else None
+    return records.Plan(
+        dry_run=True,
+        mix=mix.name,
+        policy=mix.policy.name,
+        slot_s=mix.slot_s,
+        lower_bound_s=bound_s,
+        devices=tuple(device_record(device) for device in devices),
+        jobs=tuple(
+            records.PlannedJob(
+                name=job.name,
+                workload=job.workload,
+                script=job.launch.script,
+                setup=job.launch.setup,
+                preset=job.launch.preset,
+                batch_size=job.batch_size,
+                steps_target=job.target_steps,
+                estimated_steps_per_s={d.name: rates.estimated(job.id, d.name) for d in devices},
+            )
             for job in mix.jobs
-        ],
-        "first_round": [
-            {"device": s.device, "job": names[s.job], "steps": s.steps} for s in stints
-        ],
-    }
+        ),
+        first_round=forecast.rounds[0].stints if forecast and forecast.rounds else (),
+        forecast=forecast,
+    )
+
+
+def _forecast_record(mix: Mix, outlook: Outlook) -> records.PlanForecast:
+    names = {job.id: job.name for job in mix.jobs}
+    forecast = outlook.forecast
+    return records.PlanForecast(
+        ttd_s=forecast.ttd_s,
+        jct_s=dict(forecast.jct_s),
+        basis=forecast.basis,
+        typical_error=forecast.typical_error,
+        rounds=tuple(
+            records.PlannedRound(
+                one.round,
+                one.t,
+                tuple(records.PlannedStint(d, names[job], steps) for job, d, steps in one.stints),
+            )
+            for one in outlook.rounds[:_ROUNDS]
+        ),
+        moved_bytes=outlook.moved_bytes,
+        cost=outlook.cost,
+        nodes=tuple(records.NodeWorth(w.node, w.ttd_s, w.saves_s) for w in outlook.worths),
+    )

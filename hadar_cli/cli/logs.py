@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hadar_cli.cli import completion
 from hadar_cli.cli.options import DEFAULT_RUNS, RunsDir, flag, stderr, stdout
 from hadar_cli.errors import InputError, nearest
 
@@ -24,12 +25,29 @@ _DEADLINE_S = 15.0
 
 
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name in the mix.")],
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="The job's name in the mix.",
+            autocompletion=completion.jobs_of_run,
+        ),
+    ],
     run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Of this run; the newest by default.")
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Of this run; the newest by default.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     node: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Only what ran on this machine.")
+        str | None,
+        typer.Option(
+            metavar="NODE",
+            help="Only what ran on this machine.",
+            autocompletion=completion.nodes_of_run,
+        ),
     ] = None,
     tail: Annotated[int, typer.Option(metavar="K", min=1, help="Lines of each copy.")] = 20,
     follow: Annotated[bool, flag("-f", "Go on with what is printed from now on.")] = False,

@@ -8,7 +8,7 @@ import traceback
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hadar_cli import __version__
 from hadar_cli.cli import (
@@ -20,24 +20,26 @@ from hadar_cli.cli import (
     nodes,
     policies,
     profile,
+    replay,
     report,
     resume,
     run,
     simulate,
     status,
+    try_script,
 )
+from hadar_cli.cli.examples import epilog
 from hadar_cli.cli.options import flag
 from hadar_cli.errors import HadarError
 
-_EXAMPLES = """\
-[bold]Examples[/]
+_SWITCHES = ("help", "install_completion", "show_completion")
 
-hadar run mixes/quickstart.yaml     train a small batch on your machines
-hadar run mixes/m5.yaml --dry-run   show what would run where, start nothing
-hadar profile nodes --measure       measure how fast each machine trains
-hadar report                        what the newest run achieved
-hadar resume                        go on with a run that was interrupted
-"""
+
+class _Command(TyperCommand):
+    """Shows --help without a type."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_type(super().get_help_option(ctx))
 
 
 class _InOrder(TyperGroup):
@@ -46,6 +48,16 @@ class _InOrder(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         first = ["run", "profile", "report"]
         return first + [name for name in super().list_commands(ctx) if name not in first]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [_without_type(param) for param in super().get_params(ctx)]
+
+
+def _without_type(option: Any) -> Any:
+    """A switch as the help shows it: Typer would call it a <bool>."""
+    if getattr(option, "is_flag", False) or option.name in _SWITCHES:
+        option.metavar = ""
+    return option
 
 
 # Command modules import what they need when called: `hadar --help` must not wait for numpy.
@@ -69,8 +81,10 @@ app.command("resume", rich_help_panel=_RUNS)(resume.resume)
 app.command("check", rich_help_panel=_MACHINES)(check.check)
 app.add_typer(nodes.app, name="nodes", rich_help_panel=_MACHINES)
 app.command("clean", rich_help_panel=_MACHINES)(clean.clean)
+app.command("try", rich_help_panel=_MORE)(try_script.try_script)
 app.command("init", rich_help_panel=_MORE)(init.init)
 app.command("simulate", rich_help_panel=_MORE)(simulate.simulate)
+app.command("replay", rich_help_panel=_MORE)(replay.replay)
 app.command("policies", rich_help_panel=_MORE)(policies.policies)
 
 
@@ -80,7 +94,18 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_EXAMPLES)
+def _finish_help() -> None:
+    """Gives every command its examples; groups within groups are not looked into."""
+    for prefix, group in (("", app), ("profile ", profile.app), ("nodes ", nodes.app)):
+        for command in group.registered_commands:
+            command.cls = _Command
+            command.epilog = epilog(f"{prefix}{command.name}")
+
+
+_finish_help()
+
+
+@app.callback(epilog=epilog(""))
 def hadar(
     version: Annotated[
         bool, flag("--version", "Print the version.", callback=_print_version, is_eager=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,6 +21,7 @@ from hadar_cli.cli.trust import trust
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from hadar_cli.cli.records import DeviceFacts
     from hadar_cli.core.model import Device
 
 app = typer.Typer(no_args_is_help=True, help="The machines of the inventory.")
@@ -70,35 +72,39 @@ def device_table(devices: list[Device]) -> Table:
         table.add_column(heading, no_wrap=True)
     for heading in ("VRAM", "TFLOPS", "PCIE", "PMI", "EMULATED"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for facts in map(device_facts, devices):
-        speed = facts["emulated_speed"]
+    for facts in map(device_record, devices):
         table.add_row(
-            facts["name"],
-            facts["gpu"],
-            _or_dash(facts["vram_gb"], "{:g} GB"),
-            _or_dash(facts["tflops"], "{:g}"),
-            _or_dash(facts["pcie"], "{}"),
-            _or_dash(facts["pmi"], "{:.1f}"),
-            _or_dash(speed, "{:g} of a core"),
+            facts.name,
+            facts.gpu,
+            _or_dash(facts.vram_gb, "{:g} GB"),
+            _or_dash(facts.tflops, "{:g}"),
+            _or_dash(facts.pcie, "{}"),
+            _or_dash(facts.pmi, "{:.1f}"),
+            _or_dash(facts.emulated_speed, "{:g} of a core"),
         )
     return table
 
 
 def device_facts(device: Device) -> dict[str, Any]:
     """One device for ``--json``."""
+    return dataclasses.asdict(device_record(device))
+
+
+def device_record(device: Device) -> DeviceFacts:
+    from hadar_cli.cli.records import DeviceFacts
     from hadar_cli.core.formula import pmi
 
     gpu = device.gpu
-    return {
-        "name": device.name,
-        "node": device.node,
-        "gpu": device.kind,
-        "vram_gb": gpu.vram_gb if gpu else None,
-        "tflops": gpu.tflops if gpu else None,
-        "pcie": gpu.pcie if gpu else None,
-        "pmi": pmi(gpu) if gpu else None,
-        "emulated_speed": device.emulated_speed,
-    }
+    return DeviceFacts(
+        name=device.name,
+        node=device.node,
+        gpu=device.kind,
+        vram_gb=gpu.vram_gb if gpu else None,
+        tflops=gpu.tflops if gpu else None,
+        pcie=gpu.pcie if gpu else None,
+        pmi=pmi(gpu) if gpu else None,
+        emulated_speed=device.emulated_speed,
+    )
 
 
 def _or_dash(value: float | None, pattern: str) -> str:

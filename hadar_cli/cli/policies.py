@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hadar_cli.cli.options import AsJson, print_json, stdout
+
+if TYPE_CHECKING:
+    from hadar_cli.cli.records import PolicyOutline
 
 
 def policies(as_json: AsJson = False) -> None:
     """List the scheduling policies and their fields."""
     known = _describe_all()
     if as_json:
-        print_json(known)
+        print_json([dataclasses.asdict(policy) for policy in known])
         return
     console = stdout()
     for policy in known:
-        console.print(policy["name"], style="bold")
-        console.print(f"    {policy['about']}")
-        for field in policy["fields"]:
-            console.print(f"    {field['name']}: {field['type']} = {field['default']}")
+        console.print(policy.name, style="bold")
+        console.print(f"    {policy.about}")
+        for field in policy.fields:
+            console.print(f"    {field.name}: {field.type} = {field.default}")
     console.print("\nChoose one in the mix (policy: NAME), or with --policy NAME:field=value,...")
 
 
-def _describe_all() -> list[dict[str, Any]]:
+def _describe_all() -> list[PolicyOutline]:
+    from hadar_cli.cli.records import PolicyField, PolicyOutline
     from hadar_cli.core.policies import registry
 
     described = []
     for name in registry.names():
         policy = registry.find(name)
         about = _first_sentence(inspect.getdoc(inspect.getmodule(policy)) or "")
-        fields = [
-            {"name": f.name, "type": type(f.default).__name__, "default": f.default}
+        fields = tuple(
+            PolicyField(f.name, type(f.default).__name__, f.default)
             for f in dataclasses.fields(policy)
-        ]
-        described.append({"name": name, "about": about, "fields": fields})
+        )
+        described.append(PolicyOutline(name, about, fields))
     return described
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from hadar_cli.adapters.discovery import Discovery
     from hadar_cli.cli.measure import Measured
+    from hadar_cli.cli.records import NodeProblem, Profile
     from hadar_cli.core.model import Device, Job, Node
     from hadar_cli.core.throughput import RateModel
 
@@ -71,11 +72,11 @@ def profile_nodes(
     rates = RateModel(jobs, devices)
     measured = _measure(inventory, jobs) if measure else []
     if as_json:
-        print_json(_as_json(devices, jobs, rates, measured) | {"problems": _problems(strange)})
+        print_json(dataclasses.asdict(_profile(devices, jobs, rates, measured, strange)))
         return
     _print(devices, jobs, rates, measured)
     for problem in _problems(strange):
-        words = f"\n✗ {problem['node']}: {problem['what']}\n  fix: {problem['fix']}"
+        words = f"\n✗ {problem.node}: {problem.what}\n  fix: {problem.fix}"
         stdout().print(words, soft_wrap=True)  # the fix may be a line to copy
 
 
@@ -93,16 +94,17 @@ def _discover(path: Path, timeout_s: float) -> tuple[tuple[Node, ...], list[Disc
     return fill(listed, cached), [one for one in found if one.problem]
 
 
-def _problems(strange: list[Discovery]) -> list[dict[str, str]]:
+def _problems(strange: list[Discovery]) -> list[NodeProblem]:
     """Why machines did not tell their GPUs, with nothing in it that a terminal obeys."""
+    from hadar_cli.cli.records import NodeProblem
     from hadar_cli.report.format import plain
 
     return [
-        {
-            "node": one.node.name,
-            "what": plain(one.problem.what, _LONGEST),
-            "fix": plain(one.problem.fix, _LONGEST),
-        }
+        NodeProblem(
+            one.node.name,
+            what=plain(one.problem.what, _LONGEST),
+            fix=plain(one.problem.fix, _LONGEST),
+        )
         for one in strange
         if one.problem
     ]
@@ -181,6 +183,8 @@ def _print(
 def _print_measured(
     jobs: list[Job], devices: list[Device], rates: RateModel, measured: list[Measured]
 ) -> None:
+    from statistics import median
+
     from hadar_cli.cli.dry_run import plain_table
     from hadar_cli.report.format import figures, plain
 
@@ -214,24 +218,31 @@ def _factors(rates: RateModel, measured: list[Measured]) -> list[float]:
     return [factor for factor in factors if factor]
 
 
-def _as_json(
-    devices: list[Device], jobs: list[Job], rates: RateModel, measured: list[Measured]
-) -> dict[str, Any]:
-    from hadar_cli.cli.nodes import device_facts
+def _profile(
+    devices: list[Device],
+    jobs: list[Job],
+    rates: RateModel,
+    measured: list[Measured],
+    strange: list[Discovery],
+) -> Profile:
+    from hadar_cli.cli.nodes import device_record
+    from hadar_cli.cli.records import Profile, ProfiledPair
 
     found = {(m.job, m.device): m for m in measured}
     pairs = []
     for job in jobs:
         for device in devices:
             estimated = rates.estimated(job.id, device.name)
-            pair = {"workload": job.name, "device": device.name, "estimated_steps_per_s": estimated}
+            pair = ProfiledPair(job.name, device.name, estimated)
             if m := found.get((job.id, device.name)):
-                pair["measured_steps_per_s"] = m.steps_per_s
-                pair["error_factor"] = error_factor(estimated, m.steps_per_s)
-                pair["problem"] = m.problem or None
+                factor = error_factor(estimated, m.steps_per_s)
+                pair = ProfiledPair(
+                    job.name, device.name, estimated, m.steps_per_s, factor, m.problem or None
+                )
             pairs.append(pair)
-    return {
-        "preset": jobs[0].launch.preset,
-        "devices": [device_facts(device) for device in devices],
-        "rates": pairs,
-    }
+    return Profile(
+        jobs[0].launch.preset,
+        tuple(device_record(device) for device in devices),
+        tuple(pairs),
+        tuple(_problems(strange)),
+    )

@@ -1,110 +1,142 @@
-"""`hadar report`: what a run achieved, and where its time went."""
+"""`hadar report`: what a run achieved, and where its time went; or how several runs compare."""
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, RunsDir, all_devices, print_json, stdout
+from hadar_cli.cli import completion
+from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, RunsDir, flag, print_json, stderr, stdout
 from hadar_cli.errors import InputError, StorageError
 
 if TYPE_CHECKING:
-    from hadar_cli.adapters.store import RunFacts, RunStore
-    from hadar_cli.core.events import Event
-    from hadar_cli.core.model import Device
-    from hadar_cli.core.summary import RunSummary
+    from hadar_cli.adapters.store import RunStore
+    from hadar_cli.cli.records import RunOutline
+    from hadar_cli.report.record import RunRecord
 
 
 def report(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="A run's name or directory; the newest by default."),
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Runs by name or directory; the newest by default.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     runs_dir: RunsDir = DEFAULT_RUNS,
     as_json: AsJson = False,
-    every: Annotated[bool, typer.Option("--list", help="List all runs, oldest first.")] = False,
+    every: Annotated[bool, flag("--list", "List all runs, oldest first.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write a page with charts; it needs no network."
+        ),
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE|DIR", help="Write tidy tables: one file, or several."),
+    ] = None,
 ) -> None:
     """Show what a run achieved: times, steps, quality, and where the time went.
 
-    Example: hadar report --json | jq .cru
+    With several runs, compare them side by side.
     """
     if every:
-        _list(runs_dir, run, as_json)
+        if runs or page or tables:
+            raise InputError("--list shows all runs and takes nothing beside it", field="--list")
+        _list(runs_dir, as_json)
         return
-    from hadar_cli.adapters.store import find_run, read_journal
-    from hadar_cli.core.timeline import trace
+    records = _read(runs_dir, runs or [])
+    if page:
+        _write_page(page, records)
+    if tables:
+        _write_tables(tables, records)
+    if as_json:
+        _print_json(records)
+    elif not page and not tables:
+        _show(records)
+
+
+def _read(runs_dir: Path, names: list[str]) -> list[RunRecord]:
+    from hadar_cli.adapters.store import find_run
+    from hadar_cli.report.record import read_record
+
+    stores = [find_run(runs_dir, name) for name in dict.fromkeys(names)] or [
+        find_run(runs_dir, None)
+    ]
+    if len(names) > 1 and len(stores) == 1:
+        raise InputError("a run cannot be compared with itself", fix="name two different runs")
+    return [read_record(store) for store in stores]
+
+
+def _print_json(records: list[RunRecord]) -> None:
+    if len(records) == 1:
+        print_json(dataclasses.asdict(records[0].told))
+        return
+    from hadar_cli.report.compare import compare
+
+    print_json(dataclasses.asdict(compare(records)))
+
+
+def _show(records: list[RunRecord]) -> None:
+    if len(records) > 1:
+        from hadar_cli.report import compare
+
+        compare.show(compare.compare(records), stdout())
+        return
     from hadar_cli.report.terminal import show
 
-    store = find_run(runs_dir, run)
-    facts, happened = store.facts, read_journal(store.journal_path)
-    summary = _summary(store, facts, happened)
-    if as_json:
-        print_json(dataclasses.asdict(summary))
-        return
-    timeline = trace([device.name for device in _devices(facts)], happened)
-    show(summary, timeline, [job.id for job in facts.mix.jobs], stdout())
+    (record,) = records
+    jobs = [job.id for job in record.facts.mix.jobs]
+    show(record.summary, record.timeline, jobs, stdout(), record.verdict)
 
 
-def _devices(facts: RunFacts) -> list[Device]:
-    return all_devices(tuple(node for node in facts.nodes if node.enabled))
+# -- files -----------------------------------------------------------------------------------------
 
 
-def _summary(store: RunStore, facts: RunFacts, happened: list[Event]) -> RunSummary:
-    from hadar_cli.core.metrics import summarise
+def _write_page(path: Path, records: list[RunRecord]) -> None:
+    from hadar_cli.report.page.page import render
 
+    if path.is_dir():
+        raise InputError("this is a directory", file=str(path), field="--html", fix="name a file")
+    _write(path, render(records))
+
+
+def _write_tables(path: Path, records: list[RunRecord]) -> None:
+    """One file of all values, or a directory with a file for each table."""
+    from hadar_cli.report import table
+
+    made = table.tables(records)
+    if path.is_dir() or not path.suffix:
+        for name, rows in made.items():
+            _write(path / f"{name}.csv", table.as_csv(rows))
+    else:
+        _write(path, table.as_csv(list(table.long_rows(made)), table.LONG_FIELDS))
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        summary = summarise(facts.id, facts.mix, _devices(facts), happened)
-    except (KeyError, ValueError) as error:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
         raise StorageError(
-            f"{store.journal_path}: its records contradict each other: {error}"
+            f"{path}: {error.strerror}", fix="choose a place that can be written"
         ) from error
-    if summary.state != "finished" and _is_driven(store):
-        return dataclasses.replace(summary, state="running")
-    return summary
-
-
-def _is_driven(store: RunStore) -> bool:
-    """Whether a head holds the run now."""
-    try:
-        with (store.directory / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # never locked, or not ours to look at
-        return False
-    return False
+    stderr().print(f"wrote {path}")
 
 
 # -- all runs ------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Outline:
-    """A run in one line; its names are those in the JSON."""
-
-    run: str
-    mix: str
-    policy: str
-    state: str
-    jobs_done: int
-    jobs: int
-    steps_done: int
-    steps_target: int
-    ttd_s: float
-    started_at: str
-
-
-def _list(runs_dir: Path, run: str | None, as_json: bool) -> None:
-    if run is not None:
-        raise InputError("--list shows all runs; leave out the run's name", field="--list")
+def _list(runs_dir: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from hadar_cli.adapters.store import RunStore, list_runs
-    from hadar_cli.report.format import duration
+    from hadar_cli.report.format import duration, when
     from hadar_cli.report.terminal import STATE_STYLES, name, table
 
     outlines = [_outline(RunStore(path)) for path in list_runs(runs_dir)]
@@ -114,7 +146,7 @@ def _list(runs_dir: Path, run: str | None, as_json: bool) -> None:
     rows = table()
     for title in ("run", "mix", "policy", "state"):
         rows.add_column(title)
-    for title in ("jobs done", "steps done", "TTD"):
+    for title in ("jobs done", "steps done", "TTD", "started"):
         rows.add_column(title, justify="right", no_wrap=True)
     for one in outlines:
         rows.add_row(
@@ -125,13 +157,16 @@ def _list(runs_dir: Path, run: str | None, as_json: bool) -> None:
             f"{one.jobs_done}/{one.jobs}",
             f"{one.steps_done:,}/{one.steps_target:,}",
             duration(one.ttd_s),
+            when(one.started_at),
         )
     stdout().print(rows if outlines else f"There are no runs in {runs_dir}/ yet.")
 
 
-def _outline(store: RunStore) -> _Outline:
+def _outline(store: RunStore) -> RunOutline:
     from hadar_cli.adapters.store import read_journal
+    from hadar_cli.cli.records import RunOutline
     from hadar_cli.core.state import RunState
+    from hadar_cli.report.record import is_driven
 
     facts = store.facts
     state = RunState(facts.mix.jobs)
@@ -141,10 +176,10 @@ def _outline(store: RunStore) -> _Outline:
         standing = "finished" if state.finished else "unfinished"
     except (KeyError, ValueError, StorageError):
         standing = "damaged"
-    if standing == "unfinished" and _is_driven(store):
+    if standing == "unfinished" and is_driven(store):
         standing = "running"
     jobs = state.jobs.values()
-    return _Outline(
+    return RunOutline(
         run=facts.id,
         mix=facts.mix.name,
         policy=facts.mix.policy.name,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hadar_cli.cli import completion
 from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, NoLive, RunsDir, stderr
 
 if TYPE_CHECKING:
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 def resume(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="By default the newest unfinished one.")
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="By default the newest unfinished one.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     runs_dir: RunsDir = DEFAULT_RUNS,
     as_json: AsJson = False,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hadar_cli import __version__
+from hadar_cli.cli import completion
 from hadar_cli.cli.options import (
     DEFAULT_NODES,
     DEFAULT_RUNS,
@@ -28,7 +29,8 @@ from hadar_cli.cli.options import (
 from hadar_cli.errors import InputError
 
 if TYPE_CHECKING:
-    from hadar_cli.core.model import Device, Mix, PolicyChoice
+    from hadar_cli.app.forecast import Forecast
+    from hadar_cli.core.model import Device, Mix, Node, PolicyChoice
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -39,7 +41,11 @@ def run(
     runs_dir: RunsDir = DEFAULT_RUNS,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME[:field=value,...]", help="Use this policy, not the mix's."),
+        typer.Option(
+            metavar="NAME[:field=value,...]",
+            help="Use this policy, not the mix's.",
+            autocompletion=completion.policies,
+        ),
     ] = None,
     slot: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.1, help="How long a round lasts.")
@@ -65,13 +71,25 @@ def run(
     if dry_run:
         from hadar_cli.cli.dry_run import show
 
-        show(batch, devices, as_json)
+        show(batch, inventory, runs_dir, as_json)
         return
     check_nodes(inventory)
     now = datetime.now().astimezone()
     run_id = _run_id(runs_dir, name, f"{batch.name}-{now:%m%d-%H%M}")
-    facts = RunFacts(run_id, batch, inventory, now.isoformat(timespec="seconds"), __version__)
+    facts = RunFacts(
+        id=run_id,
+        mix=batch,
+        nodes=inventory,
+        started_at=now.isoformat(timespec="seconds"),
+        hadar_version=__version__,
+        forecast=_foresee(batch, inventory, runs_dir),
+    )
     _announce(batch, devices, run_id)
+    if facts.forecast:
+        from hadar_cli.report.format import duration
+
+        forecast = facts.forecast
+        stderr().print(f"forecast: {duration(forecast.ttd_s)}, {forecast.caution}")
     from hadar_cli.cli.conduct import conduct
 
     conduct(RunStore.create(runs_dir, facts), as_json, no_live)
@@ -153,8 +171,17 @@ def _run_id(runs: Path, name: str | None, stem: str) -> str:
     return name
 
 
+def _foresee(mix: Mix, nodes: tuple[Node, ...], runs_dir: Path) -> Forecast | None:
+    """The run rehearsed on paper, to be held against what happens."""
+    from hadar_cli.adapters.forecast import foresee, gather
+
+    knowledge = gather(mix, nodes, runs_dir, are_accelerators(all_devices(nodes)))
+    outlook = foresee(mix, nodes, knowledge, worths=False)
+    return outlook.forecast if outlook else None
+
+
 def _announce(mix: Mix, devices: list[Device], run_id: str) -> None:
-    from hadar_cli.report.lines import count
+    from hadar_cli.report.format import count
 
     console = stderr()
     jobs, steps = len(mix.jobs), sum(job.target_steps for job in mix.jobs)

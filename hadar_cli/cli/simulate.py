@@ -25,70 +25,81 @@ from hadar_cli.cli.options import (
     stdout,
 )
 from hadar_cli.cli.run import parse_policy
+from hadar_cli.core.events import HeadStarted, RoundPlanned
 from hadar_cli.errors import InputError
 
 if TYPE_CHECKING:
-    from hadar_cli.adapters.simulation import PolicyResult, Scenario
+    from hadar_cli.adapters.simulation import PolicyResult, RealRun, Scenario
     from hadar_cli.adapters.traces import Throughputs, Trace
-    from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
+    from hadar_cli.core.events import Event
+    from hadar_cli.core.model import Device, Mix, PolicyChoice
 
-_RESTART_S, _SYNC_S = 10.0, 10.0
 _PROBLEMS = 20  # bad lines shown; the JSON has all of them
 _PAINT_EVERY_S = 0.2
 
 
+Jobs = Annotated[
+    Path | None,
+    typer.Argument(metavar="TRACE|MIX", help="Jobs: a mix, a Gavel trace, or a plain CSV."),
+]
+Table = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Measured steps/s: Gavel's JSON, or a CSV."),
+]
+Cluster = Annotated[
+    str | None, typer.Option(metavar="KIND:COUNT,...", help="A cluster, e.g. v100:20,k80:20.")
+]
+PerNode = Annotated[
+    int, typer.Option(metavar="N", min=1, help="How many GPUs share a node of --cluster.")
+]
+Nodes = Annotated[
+    Path | None,
+    typer.Option("--nodes", "-n", metavar="FILE", help="An inventory; its speeds are estimated."),
+]
+Policies = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:field=value],...|all",
+        help="Policies to compare. By default the mix's, or hadar.",
+    ),
+]
+Slot = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", min=0.1, help="A round; by default the mix's, or 360."),
+]
+Restart = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Cost of a start on new devices: 10, or 2 on stand-ins for GPUs.",
+    ),
+]
+Sync = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Cost of each hand-in of forked copies: 10, or 0.2 on stand-ins for GPUs.",
+    ),
+]
+Like = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="Fit costs and speeds to a real run, and compare."),
+]
+
+
 def simulate(
-    jobs: Annotated[
-        Path | None,
-        typer.Argument(metavar="TRACE|MIX", help="Jobs: a mix, a Gavel trace, or a plain CSV."),
-    ] = None,
-    throughputs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Measured steps/s: Gavel's JSON, or a CSV."),
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(metavar="KIND:COUNT,...", help="A cluster, e.g. v100:20,k80:20.")
-    ] = None,
-    gpus_per_node: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many GPUs share a node of --cluster.")
-    ] = 4,
-    nodes: Annotated[
-        Path | None,
-        typer.Option(
-            "--nodes", "-n", metavar="FILE", help="An inventory; its speeds are estimated."
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[:field=value],...|all",
-            help="Policies to compare. By default the mix's, or hadar.",
-        ),
-    ] = None,
-    slot: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0.1, help="A round; by default the mix's, or 360."),
-    ] = None,
-    restart_s: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0,
-            help="Cost of a start on new devices: 10, or 2 on stand-ins for GPUs.",
-        ),
-    ] = None,
-    sync_s: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0,
-            help="Cost of each hand-in of forked copies: 10, or 0.2 on stand-ins for GPUs.",
-        ),
-    ] = None,
-    like: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Fit costs and speeds to a real run, and compare."),
-    ] = None,
+    jobs: Jobs = None,
+    throughputs: Table = None,
+    cluster: Cluster = None,
+    gpus_per_node: PerNode = 4,
+    nodes: Nodes = None,
+    policy: Policies = None,
+    slot: Slot = None,
+    restart_s: Restart = None,
+    sync_s: Sync = None,
+    like: Like = None,
     runs_dir: RunsDir = DEFAULT_RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -103,15 +114,15 @@ def simulate(
         batch = _read(jobs, throughputs, cluster, gpus_per_node, nodes)
     batch = batch.with_options(slot, restart_s, sync_s)
     _show_problems(batch.problems)
-    results = _run_all(batch.scenario, _choices(policy, batch.scenario.mix))
+    results = _run_all(batch.scenario, choose_policies(policy, batch.scenario.mix))
     if as_json:
         print_json(_as_json(batch, results))
         return
-    from hadar_cli.report.comparison import show
+    from hadar_cli.report.comparison import show, show_gap
 
     show(results, len(batch.scenario.devices), stdout())
     if batch.real is not None:
-        _compare_with(batch, results)
+        show_gap(batch.real, batch.scenario.costs, results, stdout())
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +131,7 @@ class _Batch:
 
     scenario: Scenario
     problems: tuple[InputError, ...] = ()
-    real: tuple[str, float] | None = None  # its name and TTD
+    real: RealRun | None = None
 
     def with_options(
         self, slot_s: float | None, restart_s: float | None, sync_s: float | None
@@ -183,16 +194,18 @@ def _fitting(
     mix: Mix, trace: Trace | None, table: Throughputs | None, devices: tuple[Device, ...]
 ) -> _Batch:
     """The scenario without the jobs that cannot run, and why they cannot."""
-    from hadar_cli.adapters.simulated import Costs
+    from hadar_cli.adapters.fitting import assumed_costs
     from hadar_cli.adapters.simulation import ModelledSpeeds, Scenario, TableSpeeds
+    from hadar_cli.adapters.traces import why_not
 
     lines = trace.lines if trace else {}
     problems = list(trace.problems) if trace else []
     if table:
         _check_kinds(table, devices)
+    kinds = list(dict.fromkeys(device.kind for device in devices))
     good = []
     for job in mix.jobs:
-        why = _why_not(job, table, devices)
+        why = why_not(job, table, kinds, len(devices))
         if why is None:
             good.append(job)
         else:
@@ -208,16 +221,7 @@ def _fitting(
         return ModelledSpeeds(mix.jobs, devices)
 
     is_real = table is not None or are_accelerators(list(devices))
-    costs = Costs(_RESTART_S, _SYNC_S) if is_real else Costs()
-    return _Batch(Scenario(mix, devices, costs, speeds), tuple(problems))
-
-
-def _why_not(job: Job, table: Throughputs | None, devices: Sequence[Device]) -> str | None:
-    """Why the job cannot run on the cluster, None if it can."""
-    if job.gpus > len(devices) and not job.elastic:
-        return f"{job.name!r} asks for {job.gpus} GPUs; the cluster has {len(devices)}"
-    kinds = list(dict.fromkeys(device.kind for device in devices))
-    return table.problem(job, kinds) if table else None
+    return _Batch(Scenario(mix, devices, assumed_costs(is_real), speeds), tuple(problems))
 
 
 def _check_kinds(table: Throughputs, devices: Sequence[Device]) -> None:
@@ -243,30 +247,34 @@ def _refuse_beside_like(**given: object) -> None:
 
 
 def _like(name: str, runs_dir: Path) -> _Batch:
-    from hadar_cli.adapters.simulation import ModelledSpeeds, Scenario, fit
+    from hadar_cli.adapters.fitting import scenario_like
+    from hadar_cli.adapters.simulation import RealRun
     from hadar_cli.adapters.store import find_run, read_journal
 
     store = find_run(runs_dir, name)
     facts = store.facts
-    devices = tuple(all_devices(tuple(node for node in facts.nodes if node.enabled)))
-    fitted, truth = fit(facts.mix, devices, read_journal(store.journal_path))
+    happened = read_journal(store.journal_path)
+    scenario, fitted = scenario_like(facts, happened)
     if not fitted.sync_s:
         raise InputError(f"run {facts.id} has trained nothing to be fitted to", field="--like")
-    jobs = facts.mix.jobs
-    scenario = Scenario(
-        facts.mix,
-        devices,
-        fitted.costs,
-        lambda _: ModelledSpeeds(jobs, devices, truth),
-        prolongs=False,
-    )
-    return _Batch(scenario, real=(facts.id, fitted.ttd_s))
+    return _Batch(scenario, real=RealRun(facts.id, fitted.ttd_s, _connect_s(happened)))
+
+
+def _connect_s(happened: Sequence[Event]) -> float:
+    """Time between each head's start and its first round."""
+    seconds, began = 0.0, None
+    for event in happened:
+        if isinstance(event, HeadStarted):
+            began = event.t
+        elif isinstance(event, RoundPlanned) and began is not None:
+            seconds, began = seconds + event.t - began, None
+    return seconds
 
 
 # -- policies --------------------------------------------------------------------------------
 
 
-def _choices(text: str | None, mix: Mix) -> list[tuple[str, PolicyChoice]]:
+def choose_policies(text: str | None, mix: Mix) -> list[tuple[str, PolicyChoice]]:
     """The policies asked for, checked, with the labels they go by."""
     from hadar_cli.core.model import PolicyChoice
     from hadar_cli.core.policies import registry
@@ -345,23 +353,6 @@ def _show_problems(problems: Sequence[InputError]) -> None:
         console.print(f"left out: {len(problems) - _PROBLEMS} more")
 
 
-def _compare_with(batch: _Batch, results: Sequence[PolicyResult]) -> None:
-    from hadar_cli.report.format import duration
-
-    assert batch.real is not None
-    name, real_s = batch.real
-    costs = batch.scenario.costs
-    console = stdout()
-    console.print(
-        f"Fitted to run {name}: start {duration(costs.start_s)}, sync {duration(costs.sync_s)};"
-        f" its TTD was {duration(real_s)}."
-    )
-    for result in results:
-        if result.ttd_s is not None and real_s:
-            gap = 100 * (result.ttd_s / real_s - 1)
-            console.print(f"    {result.policy}: simulated {duration(result.ttd_s)}, {gap:+.1f} %")
-
-
 def _as_json(batch: _Batch, results: Sequence[PolicyResult]) -> dict[str, Any]:
     scenario = batch.scenario
     content: dict[str, Any] = {
@@ -377,6 +368,6 @@ def _as_json(batch: _Batch, results: Sequence[PolicyResult]) -> dict[str, Any]:
         "policies": [result.facts() for result in results],
     }
     if batch.real is not None:
-        name, real_s = batch.real
-        content["like"] = {"run": name, "ttd_s": real_s}
+        real = batch.real
+        content["like"] = {"run": real.name, "ttd_s": real.ttd_s, "connect_s": real.connect_s}
     return content

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hadar_cli.cli.options import (
-    DEFAULT_RUNS,
-    AsJson,
-    RunsDir,
-    all_devices,
-    print_json,
-    stdout,
-)
-from hadar_cli.errors import StorageError
+from hadar_cli.cli.completion import RunName
+from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, RunsDir, all_devices, flag, print_json
+from hadar_cli.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from hadar_cli.adapters.store import RunStore
@@ -63,21 +57,25 @@ class Status:
 
 
 def status(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run's name or directory; the newest by default."),
-    ] = None,
+    run: RunName = None,
+    watch: Annotated[
+        bool, flag("--watch", "Look on until the run ends, like hadar run does.")
+    ] = False,
     runs_dir: RunsDir = DEFAULT_RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run is doing now: its round, its devices and their jobs."""
     from hadar_cli.adapters.store import find_run
 
-    now = read_status(find_run(runs_dir, run))
+    store = find_run(runs_dir, run)
+    if as_json and watch:
+        raise InputError("--json tells one moment", field="--watch", fix="leave out one of them")
     if as_json:
-        print_json(dataclasses.asdict(now))
-    else:
-        _print(now)
+        print_json(dataclasses.asdict(read_status(store)))
+        return
+    from hadar_cli.cli import watch as looks
+
+    (looks.watch if watch else looks.show)(store)
 
 
 def read_status(store: RunStore) -> Status:
@@ -88,13 +86,9 @@ def read_status(store: RunStore) -> Status:
     facts, pid = store.facts, store.holder()
     happened = read_journal(store.journal_path)
     state = RunState(facts.mix.jobs)
-    try:
+    with contradictions_of(store):
         for event in happened:
             state.apply(event)
-    except (KeyError, ValueError) as error:
-        raise StorageError(
-            f"{store.journal_path}: its records contradict each other: {error}"
-        ) from error
     now = state.now
     if pid and not state.finished and happened:
         now += max(0.0, time.time() - store.journal_path.stat().st_mtime)
@@ -103,7 +97,7 @@ def read_status(store: RunStore) -> Status:
         run=facts.id,
         mix=facts.mix.name,
         policy=facts.mix.policy.name,
-        state=_state(state, happened, pid),
+        state=standing(state, happened[-1] if happened else None, pid),
         pid=pid,
         round=state.round,
         elapsed_s=now,
@@ -112,14 +106,26 @@ def read_status(store: RunStore) -> Status:
     )
 
 
-def _state(state: RunState, happened: list[Event], pid: int | None) -> str:
+@contextmanager
+def contradictions_of(store: RunStore) -> Iterator[None]:
+    """A journal whose events cannot have happened is a damaged one."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise StorageError(
+            f"{store.journal_path}: its records contradict each other: {error}"
+        ) from error
+
+
+def standing(state: RunState, last: Event | None, pid: int | None) -> str:
+    """`finished`, `running`, `stopped` in order, or `unfinished`: nobody knows why."""
     from hadar_cli.core.events import RunStopped
 
     if state.finished:
         return "finished"
     if pid:
         return "running"
-    return "stopped" if happened and isinstance(happened[-1], RunStopped) else "unfinished"
+    return "stopped" if isinstance(last, RunStopped) else "unfinished"
 
 
 def _job(state: JobState) -> _Job:
@@ -142,52 +148,3 @@ def _device(device: Device, state: RunState, now: float) -> _Device:
                 since_s = now - copy.t
                 return _Device(device.name, device.kind, copy.purpose, job.job.name, steps, since_s)
     return _Device(device.name, device.kind, "idle")
-
-
-def _print(now: Status) -> None:
-    from rich.text import Text
-
-    from hadar_cli.report.format import bar, duration, percent, plain
-    from hadar_cli.report.terminal import STATE_STYLES, name, table
-
-    console = stdout()
-    driver = f" by process {now.pid}" if now.pid and now.state == "running" else ""
-    console.print(
-        Text.assemble(
-            (f"{plain(now.mix, 40)} under {plain(now.policy, 16)}  ", "bold"),
-            (now.state, STATE_STYLES.get(now.state, "")),
-            f"{driver}, round {now.round}, {duration(now.elapsed_s)}",
-        )
-    )
-    jobs = table()
-    for title in ("job", "merged"):
-        jobs.add_column(title, no_wrap=True)
-    for title in ("steps", "in hand", "merges"):
-        jobs.add_column(title, justify="right", no_wrap=True)
-    for job in now.jobs:
-        share = job.steps_done / job.steps_target
-        steps = f"{job.steps_done:,}/{job.steps_target:,}"
-        drawn = Text.assemble((bar(share, 16), "green"), f" {percent(share):>6}")
-        jobs.add_row(name(job.name), drawn, steps, f"{job.steps_in_hand:,}", str(job.generation))
-    devices = table()
-    for title in ("device", "kind", "doing"):
-        devices.add_column(title, no_wrap=title != "doing")
-    for device in now.devices:
-        devices.add_row(name(device.name), name(device.kind), _doing(device))
-    for part in ("", jobs, "", devices):
-        console.print(part)
-
-
-def _doing(device: _Device) -> str:
-    from hadar_cli.report.format import duration, plain
-
-    match device.doing:
-        case "lost":
-            return f"lost: {plain(device.why or '', 60)}"
-        case "idle":
-            return "idle"
-        case "train":
-            what = f"trains {device.steps:,} steps of"
-        case purpose:
-            what = f"{purpose}s"
-    return f"{what} {plain(device.job or '', 40)}, for {duration(device.since_s)}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hadar_cli.cli import completion
 from hadar_cli.cli.options import DEFAULT_NODES, NodesFile, flag, read_inventory, stdout
 from hadar_cli.errors import InputError, RefusedError, UnfinishedError, nearest
 
@@ -20,7 +21,10 @@ _LONGEST_CHAIN = 8  # of jump hosts
 
 def trust(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NODE...]", help="All of them by default.")
+        list[str] | None,
+        typer.Argument(
+            metavar="NODE", help="All of them by default.", autocompletion=completion.nodes
+        ),
     ] = None,
     nodes: NodesFile = DEFAULT_NODES,
     yes: Annotated[

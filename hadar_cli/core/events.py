@@ -39,6 +39,7 @@ class CopyStarted:
     lr_scale: float = 1.0
     purpose: str = "train"  # or an errand: "evaluate" the weights, "prepare" a process
     gang: tuple[str, ...] = ()  # all devices of a multi-device job; ``device`` is its first
+    follows: str = ""  # the attempt of the same process that it goes on from, without a merge
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -21,44 +21,77 @@ class FluidPlan:
     seconds: Matrix  # jobs × devices
 
 
-def forked_optimum(steps: Sequence[float], rates: Matrix) -> FluidPlan:
+def forked_optimum(
+    steps: Sequence[float] | Vector,
+    rates: Matrix,
+    taken_s: Vector | None = None,
+    sizes: Vector | None = None,
+) -> FluidPlan:
     """min T with Σ_d X_jd·x_jd ≥ rem_j and Σ_j x_jd ≤ T, for jobs that run anywhere at once.
 
     ``rates`` is jobs × devices in steps per second; a zero means the job cannot run there.
+    ``taken_s`` are the seconds of each device that are taken by something else. With ``sizes``, a
+    column stands for so many equal devices.
     """
     jobs, devices = rates.shape
-    ones = np.ones(jobs)
-    return _least_time(np.asarray(steps, dtype=np.float64), rates, ones, np.ones(devices), False)
+    work = np.asarray(steps, dtype=np.float64)
+    pools = np.ones(devices) if sizes is None else sizes
+    return _least_time(work, rates, np.ones(jobs), pools, False, taken_s)
 
 
 def gang_optimum(
-    steps: Sequence[float] | Vector, rates: Matrix, gang: Vector, capacity: Vector
+    steps: Sequence[float] | Vector,
+    rates: Matrix,
+    gang: Vector,
+    capacity: Vector,
+    elastic: NDArray[np.bool_] | None = None,
 ) -> FluidPlan:
-    """The same for gangs of W_j devices that run in one place at a time.
+    """The same for gangs of W_j devices, or of no more than W_j for ``elastic`` jobs.
 
-    ``rates`` is jobs × kinds, steps per second of one device. x_jr is then the seconds that the
-    whole gang spends on kind r: Σ_r W_j·X_jr·x_jr ≥ rem_j, Σ_j W_j·x_jr ≤ c_r·T, Σ_r x_jr ≤ T.
+    ``rates`` is jobs × kinds, steps per second of one device. W_j·x_jr is then the seconds of
+    devices of kind r that the gang has: Σ_r W_j·X_jr·x_jr ≥ rem_j, Σ_j W_j·x_jr ≤ c_r·T,
+    Σ_r x_jr ≤ T. A gang of several kinds runs at its slowest member's rate, which is never more
+    than the members' rates together: it is covered too.
     """
     work = np.asarray(steps, dtype=np.float64)
-    fits = gang[:, None] <= capacity[None, :]  # a gang over two kinds is slower than on the better
-    speeds = np.where(fits, rates, 0.0) * gang[:, None]
-    # A gang that only mixed kinds can hold runs at the slowest of them, at best everywhere.
-    homeless = ~speeds.any(axis=1)
-    speeds[homeless] = (rates * gang[:, None])[homeless]
+    is_too_small = gang[:, None] > capacity[None, :]
+    if elastic is not None:
+        is_too_small &= ~elastic[:, None]
+    # A whole gang is on such a kind only beside others, and no faster than the best of those.
+    speeds = np.where(is_too_small, np.minimum(rates, _best_other(rates)), rates) * gang[:, None]
     return _least_time(work, speeds, gang.astype(np.float64), capacity.astype(np.float64), True)
 
 
-def _least_time(work: Vector, speeds: Matrix, width: Vector, pools: Vector, one: bool) -> FluidPlan:
-    """min T over seconds x_jr: enough work done, no pool over T, and if ``one`` no job over T."""
-    from scipy.optimize import linprog  # slow to import, and most commands never need it
-    from scipy.sparse import coo_array
+def _best_other(rates: Matrix) -> Matrix:
+    """For each kind the highest rate on any other; 0 where there is none."""
+    others = np.zeros_like(rates)
+    for kind in range(rates.shape[1]):
+        others[:, kind] = np.delete(rates, kind, axis=1).max(axis=1, initial=0.0)
+    return others
 
+
+def _least_time(
+    work: Vector,
+    speeds: Matrix,
+    width: Vector,
+    pools: Vector,
+    one: bool,
+    taken_s: Vector | None = None,
+) -> FluidPlan:
+    """min T over seconds x_jr: enough work done, no pool over T, and if ``one`` no job over T."""
     jobs, kinds = speeds.shape
     nothing = np.zeros((jobs, kinds))
     if not work.any():
         return FluidPlan(0.0, nothing)
     if (work[~speeds.any(axis=1)] > 0).any():
         return FluidPlan(float("inf"), nothing)
+    if kinds == 1 and not one:  # all there is to do, one after another
+        alone_s = np.divide(work[:, None], speeds, where=speeds > 0, out=nothing)
+        taken = 0.0 if taken_s is None else float(taken_s[0])
+        return FluidPlan((float(width @ alone_s[:, 0]) + taken) / float(pools[0]), alone_s)
+    from scipy.optimize import linprog  # slow to import, and most commands never need it
+    from scipy.sparse import coo_array
+
     row, column = np.nonzero(speeds)
     pair = np.arange(len(row))
     last = len(pair)
@@ -76,6 +109,8 @@ def _least_time(work: Vector, speeds: Matrix, width: Vector, pools: Vector, one:
     height = jobs + kinds + (jobs if one else 0)
     limits = np.zeros(height)
     limits[:jobs] = np.where(work > 0, -1.0, 0.0)
+    if taken_s is not None:
+        limits[jobs : jobs + kinds] = -taken_s / scale
     cost = np.zeros(last + 1)
     cost[last] = 1.0
     matrix = coo_array((values, (rows, columns)), shape=(height, last + 1)).tocsr()

@@ -10,19 +10,20 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
 OUTLYING = 10.0  # an update this many times longer than the others' is no training
 
 
-def effective_steps(steps: Sequence[int]) -> float:
+def effective_steps(steps: Sequence[float]) -> float:
     """How far the step-weighted mean of the copies moves: Στ²/Στ steps."""
     total = sum(steps)
     return sum(tau * tau for tau in steps) / total if total else 0.0
 
 
-def n_eff(steps: Sequence[int]) -> float:
+def n_eff(steps: Sequence[float]) -> float:
     """How many equal copies would average like these: (Στ)²/Στ². Without steps, one."""
     squares = sum(tau * tau for tau in steps)
     return sum(steps) ** 2 / squares if squares else 1.0
@@ -65,3 +66,19 @@ def lr_scale(rule: str, n_eff: float) -> float:
         field="merge.lr_scale",
         fix=f"did you mean {near!r}?" if near else f"choose one of {', '.join(LR_SCALES)}",
     )
+
+
+def copy_lr_scale(rules: MergeRules, expected: Sequence[int], done: int, target: int) -> float:
+    """The factor on the learning rate of copies that will bring ``expected`` steps to a merge.
+
+    It rises from one to its full height over the job's first ``warmup`` share of steps.
+    """
+    full = lr_scale(rules.lr_scale, n_eff([steps for steps in expected if steps > 0]))
+    warm_steps = rules.warmup * target
+    warmed = min(1.0, done / warm_steps) if warm_steps else 1.0
+    return 1.0 + (full - 1.0) * warmed
+
+
+def solo_steps(rules: MergeRules, target: int) -> int:
+    """The first steps of a job, which one copy does alone."""
+    return max(1, round(rules.solo * target))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
 from typing import TypeAlias
@@ -35,7 +35,7 @@ from hadar_cli.core.summary import (
     PairRate,
     RunSummary,
 )
-from hadar_cli.core.timeline import Span, Timeline, trace
+from hadar_cli.core.timeline import Timeline, gaps, trace
 
 
 def summarise(
@@ -163,10 +163,9 @@ class _Ledger:
         for copy in accepted:
             self.counted[event.job][self.state.device_of(copy.attempt)] += copy.steps
             self.counted_attempts.add(copy.attempt)
-        losses = [(copy.loss, copy.steps) for copy in accepted if copy.loss is not None]
-        if losses:
-            weight = sum(steps for _, steps in losses)
-            self.losses[event.job] = sum(loss * steps for loss, steps in losses) / weight
+        loss = mean_loss(accepted)
+        if loss is not None:
+            self.losses[event.job] = loss
 
     def _note_resumption(self, event: events.HeadStarted) -> None:
         if event.epoch > 1:
@@ -212,6 +211,13 @@ class _Ledger:
         )
 
 
+def mean_loss(copies: Iterable[events.CopyFinished]) -> float | None:
+    """The copies' training loss, weighted by their steps."""
+    losses = [(copy.loss, copy.steps) for copy in copies if copy.loss is not None]
+    weight = sum(steps for _, steps in losses)
+    return sum(loss * steps for loss, steps in losses) / weight if weight else None
+
+
 def _get(quality: Mapping[str, float] | None, metric: str | None) -> float | None:
     return quality.get(metric) if quality and metric else None
 
@@ -244,7 +250,7 @@ def _device_summary(
     spans = timeline.spans[device.name]
     trained = [span for span in spans if not (span.evaluates or span.lost)]
     busy_s = fsum(span.train_s for span in trained)
-    merge_s = fsum(timeline.merges.between(*gap) for gap in _gaps(spans, timeline.ends_at))
+    merge_s = fsum(timeline.merges.between(*gap) for gap in gaps(spans, timeline.ends_at))
     parts = {
         "start_s": fsum(span.start_s for span in trained),
         "transfer_s": fsum(span.transfer_s for span in trained),
@@ -275,14 +281,6 @@ def _device_summary(
         idle_s=max(0.0, timeline.ends_at - busy_s - fsum(parts.values())),
         **parts,
     )
-
-
-def _gaps(spans: Iterable[Span], ends_at: float) -> Iterator[tuple[float, float]]:
-    cursor = 0.0
-    for span in spans:
-        yield cursor, span.begin
-        cursor = span.end
-    yield cursor, ends_at
 
 
 def _allocated_s(timeline: Timeline) -> float:

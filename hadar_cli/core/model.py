@@ -8,6 +8,7 @@ from typing import Any
 
 MODEL_SIZES = ("small", "modest", "high", "extra-high")
 DATASET_SIZES = ("S", "M", "L", "XL")
+EVERY_SLOT = "slot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Job:
     elastic: bool = False
     arrives_s: float = 0.0
     retry: int = 3
+    fork: int | None = None  # copies at once at the most; None: as many as pay
     max_duration_s: float | None = None
     launch: Launch = Launch()
 
@@ -114,6 +116,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class OuterStep:
+    """Nesterov momentum over merges: the mean update of the copies taken as one long gradient."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
 class MergeRules:
     """How the copies of a job become one model again. ``merge: paper`` is the plain mean."""
 
@@ -122,9 +132,11 @@ class MergeRules:
     warmup: float = 0.05
     solo: float = 0.02
     optimizer_state: str = "average"
+    outer: OuterStep | None = None
+    every_s: float | str = "auto"  # between merges within a slot; "slot" merges at its end only
 
 
-PAPER_MERGE = MergeRules(rule="mean", lr_scale="none", warmup=0.0, solo=0.0)
+PAPER_MERGE = MergeRules(rule="mean", lr_scale="none", warmup=0.0, solo=0.0, every_s=EVERY_SLOT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ a restart costs them seconds, and a spread gang may run at a third of its speed.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
@@ -85,10 +85,16 @@ class Site:
 
 
 def place(
-    site: Site, previous: Placement, allocations: Mapping[int, Allocation]
+    site: Site,
+    previous: Placement,
+    allocations: Mapping[int, Allocation],
+    pinned: Collection[int] = (),
 ) -> dict[int, tuple[str, ...]]:
-    """Concrete devices for every allocation; never one device twice."""
-    floor = _Floor(site)
+    """Concrete devices for every allocation; never one device twice.
+
+    Jobs that are ``pinned`` give way to nobody.
+    """
+    floor = _Floor(site, pinned)
     waiting: list[tuple[int, int]] = []  # a heap, the widest gang first
     for job, allocation in allocations.items():
         held = previous.get(job, ())
@@ -107,8 +113,8 @@ def place(
 class _Floor:
     """Who sits where while a placement is made."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, pinned: Collection[int]) -> None:
+        self._site, self._pinned = site, pinned
         self._free = [dict.fromkeys(shelf.devices) for shelf in site.shelves]  # ordered sets
         self._guests: list[dict[int, int]] = [{} for _ in site.shelves]
         # Shelves of each kind by how many devices they have free, so that best fit is a look-up.
@@ -119,13 +125,13 @@ class _Floor:
             holes[len(shelf.devices)][s] = None
         self.seats: dict[int, tuple[str, ...]] = {}
 
-    def seat(self, job: int, devices: Iterable[str]) -> None:
+    def seat(self, job: int, devices: Sequence[str]) -> None:
+        self.seats[job] = (*self.seats.get(job, ()), *devices)
         for name in devices:
             s = self._site.home[name]
             self._shift(s, -1)
             del self._free[s][name]
             self._guests[s][job] = self._guests[s].get(job, 0) + 1
-            self.seats[job] = (*self.seats.get(job, ()), name)
 
     def admit(self, job: int, allocation: Allocation) -> list[int]:
         """Seats a gang, best fit; returns the smaller jobs that had to give way."""
@@ -165,7 +171,8 @@ class _Floor:
                 continue
             room, cost, leaving = len(self._free[s]), 0, []
             for guest, held in sorted(self._guests[s].items(), key=lambda item: -item[1]):
-                if room < size and len(self.seats[guest]) < min(width, size):
+                gives_way = len(self.seats[guest]) < min(width, size) and guest not in self._pinned
+                if room < size and gives_way:
                     room, cost = room + held, cost + held
                     leaving.append(guest)
             if room >= size and cost < best[0]:

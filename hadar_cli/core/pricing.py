@@ -13,7 +13,7 @@ from hadar_cli.core.queue import FloatArray, IntArray, Queue
 STAGES = (8.0, 32.0, 128.0, 400.0)
 STEPS = 40
 WARM_STEPS = 6  # of the last two stages only: the next round goes on from there
-TOLERANCE = 1e-3  # of the loads, in ln units
+TOLERANCE = 1e-2  # of the loads, in ln units; at the last stage 1/400 of it in the prices
 FLOOR = 1e-9  # of the largest price: a kind that nobody wants stays a bargain, not a gift
 
 
@@ -40,8 +40,7 @@ def fluid_prices(
         lam = there.astype(np.float64)
     c = capacity[there].astype(np.float64)
     # Jobs of one kind of model share their rates, so their work counts as one job's.
-    classes, member = np.unique(rates[:, there], axis=0, return_inverse=True)
-    steps = np.bincount(member.reshape(-1), weights=remaining, minlength=len(classes))
+    classes, steps = _classes(rates[:, there], remaining)
     works = (steps > 0) & classes.any(axis=1)
     if not works.any():
         return FluidPrices(lam / max(float(lam @ capacity), 1.0), 0.0)
@@ -49,6 +48,16 @@ def fluid_prices(
         work = np.ascontiguousarray((steps[works, None] / classes[works]).T)  # kinds × classes
     lam[there] = _ascend(np.maximum(lam[there], FLOOR), work, c, is_cold=start is None)
     return FluidPrices(lam, float((work * lam[there][:, None]).min(axis=0).sum()))
+
+
+def _classes(rates: FloatArray, remaining: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The different rows, and the work of all jobs that have them; np.unique takes far longer."""
+    if not rates.size:
+        return rates, remaining
+    order = np.lexsort(rates.T)
+    rows = rates[order]
+    starts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
+    return rows[starts], np.add.reduceat(remaining[order], starts)
 
 
 def _ascend(lam: FloatArray, work: FloatArray, c: FloatArray, is_cold: bool) -> FloatArray:
@@ -62,11 +71,13 @@ def _ascend(lam: FloatArray, work: FloatArray, c: FloatArray, is_cold: bool) -> 
             weight = np.exp(sharpness * (cost.min(axis=0) - cost))
             weight /= weight.sum(axis=0)  # where each job goes, softly, at these prices
             loads = np.einsum("rj,rj->r", weight, finite_work) / c
-            miss = np.log(np.maximum(loads, FLOOR * loads.max()) / loads.mean())
-            log_lam = np.maximum(log_lam + np.clip(miss, -2, 2) / sharpness, log_lam.max() - 20)
-            log_lam -= np.log(np.exp(log_lam) @ c)
-            if abs(miss).max() < TOLERANCE:
+            highest = loads.max()
+            miss = np.log(np.maximum(loads, FLOOR * highest) * (len(c) / loads.sum()))
+            if highest <= FLOOR or abs(miss).max() < TOLERANCE:
                 break
+            step = np.maximum(np.minimum(miss, 2.0), -2.0) / sharpness
+            log_lam = np.maximum(log_lam + step, log_lam.max() - 20)
+            log_lam -= np.log(np.exp(log_lam) @ c)
     return np.asarray(np.exp(log_lam))
 
 

@@ -20,6 +20,12 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 Allocation: TypeAlias = tuple[int, ...]  # devices of each kind, in the order of Queue.kinds
 
 
+_BY_JOB = (
+    *("ids", "remaining", "target", "gang", "elastic", "arrived_s", "attained_s"),
+    *("rounds_on", "rates", "spread_rates"),
+)
+
+
 @dataclass(slots=True)
 class Queue:
     """All that a gang policy may know when it decides; one row per job that has work left."""
@@ -49,22 +55,28 @@ class Queue:
         """Rates of gangs that are spread, or of mixed kinds; as consolidated where unmeasured."""
         return self.rates if self.spread_rates is None else self.spread_rates
 
+    def only(self, rows: IntArray) -> Queue:
+        """The same queue with these of its jobs, in this order."""
+        named = {name: getattr(self, name) for name in _BY_JOB}
+        return replace(self, **{n: v[rows] for n, v in named.items() if v is not None})
+
     def permuted(self, rows: IntArray, columns: IntArray) -> Queue:
         """The same queue with its jobs and kinds in another order."""
-        jobs = ("ids", "remaining", "target", "gang", "elastic", "arrived_s", "attained_s")
-        pairs = [f for f in ("rounds_on", "rates", "spread_rates") if getattr(self, f) is not None]
+        spread = self.spread_rates
         return replace(
             self,
             kinds=tuple(self.kinds[c] for c in columns),
             capacity=self.capacity[columns],
             per_node=self.per_node[columns],
             running={j: tuple(a[c] for c in columns) for j, a in self.running.items()},
-            **{name: getattr(self, name)[rows] for name in jobs},
-            **{name: getattr(self, name)[np.ix_(rows, columns)] for name in pairs},
-        )
+            rounds_on=self.rounds_on[:, columns],
+            rates=self.rates[:, columns],
+            spread_rates=None if spread is None else spread[:, columns],
+        ).only(rows)
 
     def is_running(self) -> BoolArray:
-        return np.isin(self.ids, list(self.running))
+        # A dictionary is quicker here than numpy's search.
+        return np.fromiter(map(self.running.__contains__, self.ids.tolist()), np.bool_, len(self))
 
     def free(self) -> list[int]:
         """Devices of each kind that no running job holds."""
@@ -84,6 +96,7 @@ class GangPolicy(Protocol):
     """Divides the kinds of devices among gangs; pure, so its memory travels with its decisions."""
 
     name: ClassVar[str]
+    # A policy that sets ``preempts = False`` never has a running gang moved to other devices.
 
     def allocate(self, queue: Queue, memory: Any = None) -> Decision:
         """Devices of each kind by job id for the coming slot; jobs left out wait."""

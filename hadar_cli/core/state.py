@@ -18,11 +18,13 @@ class JobState:
     done: StepSet = field(default_factory=StepSet)
     generation: int = 0
     weights: str | None = None
+    made_by: tuple[str, ...] = ()  # the attempts that these weights were merged of
     effective_steps: float = 0.0
     finished_at: float | None = None
     untrained: dict[str, float] | None = None
     quality: dict[str, float] | None = None
-    failures: int = 0
+    failures: int = 0  # in a row
+    last_failure: tuple[str, str] = ("", "")  # why, and the copy's log
     active: dict[str, events.CopyStarted] = field(default_factory=dict)
     errands: dict[str, events.CopyStarted] = field(default_factory=dict)
     handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
@@ -37,6 +39,12 @@ class JobState:
     @property
     def is_trained(self) -> bool:
         return self.remaining == 0
+
+    def is_based_on_latest(self, copy: events.CopyStarted) -> bool:
+        """Whether the copy trains the weights as they are committed now, and none before them."""
+        if copy.follows and self.made_by != (copy.follows,):
+            return False
+        return copy.generation == self.generation
 
     @property
     def in_hand(self) -> StepSet:
@@ -86,6 +94,8 @@ class RunState:
             case events.HeadStarted():
                 self.epoch = event.epoch
                 self.lost_devices.clear()
+                for job in self.jobs.values():
+                    job.failures = 0  # someone may have mended it
             case events.RoundPlanned():
                 self.round = event.round
             case events.CopyStarted():
@@ -124,7 +134,9 @@ class RunState:
         job = self.jobs[started.job]
         self._close(job, event.attempt)
         job.free |= StepSet.of(started.slices)
-        job.failures += not event.node_fault
+        if not event.node_fault:
+            job.failures += 1
+            job.last_failure = (event.why, event.log)
 
     def _finish(self, event: events.CopyFinished) -> None:
         started = self.started[event.attempt]
@@ -133,8 +145,10 @@ class RunState:
         done, given = StepSet.of(event.slices), StepSet.of(started.slices)
         if len(done) != event.steps or not done <= given:
             raise ValueError(f"attempt {event.attempt} claims steps it was not given")
+        if done and not job.is_based_on_latest(started):
+            raise ValueError(f"attempt {event.attempt} trained weights that are merged already")
         job.free |= given - done
-        if event.quality:
+        if event.quality is not None:  # it may be empty, of a model that diverged
             # Quality is of the weights the copy was *given*: generation 0 means untrained ones.
             if started.generation == 0:
                 job.untrained = event.quality
@@ -154,14 +168,15 @@ class RunState:
             job.done = job.done | StepSet.of(finished.slices)
             job.failures = 0
             steps.append(finished.steps)
-        for attempt, _ in event.refused:
+        for attempt, why in event.refused:
             if unused := job.handed_in.pop(attempt, None):
                 job.free |= StepSet.of(unused.slices)
             job.failures += 1
+            job.last_failure = (why, "")
         if not steps:
             return
         job.generation = event.generation
-        job.weights = event.weights
+        job.weights, job.made_by = event.weights, event.accepted
         job.effective_steps += sum(s * s for s in steps) / sum(steps) * self._lr_gain(event)
         job.remaining = job.job.target_steps - len(job.done)
         if job.is_trained:

@@ -18,6 +18,9 @@ class StepSet:
     @classmethod
     def of(cls, ranges: Iterable[Range]) -> StepSet:
         """Joins touching ranges; overlapping ones are an error, for a step done twice is a lie."""
+        ranges = tuple(ranges)
+        if len(ranges) == 1 and ranges[0][0] < ranges[0][1]:
+            return cls(ranges)
         joined: list[Range] = []
         for first, end in sorted(r for r in ranges if r[0] < r[1]):
             if joined and first < joined[-1][1]:

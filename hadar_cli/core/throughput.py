@@ -40,6 +40,10 @@ class Rates(Protocol):
         """Steps per second of a job on a single device."""
         ...
 
+    def matrix(self, job_ids: Sequence[int], device_names: Sequence[str]) -> Matrix:
+        """``rate`` of these jobs (rows) on these devices (columns)."""
+        ...
+
     def by_kind(
         self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]
     ) -> tuple[Matrix, Matrix | None]:
@@ -90,9 +94,12 @@ class RateModel:
         """The best knowledge of the job's steps per second on the device."""
         return float(self._current()[self._row[job_id], self._column[device_name]])
 
-    def matrix(self, job_ids: Sequence[int]) -> Matrix:
-        """``rate`` of these jobs (rows) on all devices (columns, in the order given)."""
-        return self._current()[[self._row[job_id] for job_id in job_ids]]
+    def matrix(self, job_ids: Sequence[int], device_names: Sequence[str] | None = None) -> Matrix:
+        """``rate`` of these jobs (rows) on these devices, or on all in the order given."""
+        rates = self._current()[[self._row[job_id] for job_id in job_ids]]
+        if device_names is None:
+            return rates
+        return rates[:, [self._column[name] for name in device_names]]
 
     def by_kind(
         self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from hadar_cli.core import events
 
+# Where a device's time goes; ``metrics`` says what each of them means.
+PARTS = ("busy_s", "start_s", "transfer_s", "merge_s", "evaluate_s", "lost_s", "idle_s")
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -34,6 +37,16 @@ class Span:
     def transfer_s(self) -> float:
         """The rest: saving, handing over, pulling, and waiting for the head to look."""
         return max(0.0, self.seconds - self.start_s - self.train_s)
+
+    def stages(self) -> Iterator[tuple[float, float, str]]:
+        """Its stages in order, each with begin and end; they are named like a summary's times."""
+        if self.lost or self.evaluates:
+            yield self.begin, self.end, "lost_s" if self.lost else "evaluate_s"
+            return
+        trains = self.begin + self.start_s
+        yield self.begin, trains, "start_s"
+        yield trains, trains + self.train_s, "busy_s"
+        yield trains + self.train_s, self.end, "transfer_s"
 
 
 class Stretches:
@@ -147,6 +160,46 @@ def trace(devices: Iterable[str], happened: Iterable[events.Event]) -> Timeline:
         tracing.add(event)
     tracing.leave()
     return Timeline(tracing.now, tracing.spans, Stretches(tracing.merges), tracing.rounds)
+
+
+def gaps(spans: Iterable[Span], ends_at: float) -> Iterator[tuple[float, float]]:
+    """The time between a device's spans, before the first and after the last."""
+    cursor = 0.0
+    for span in spans:
+        yield cursor, span.begin
+        cursor = span.end
+    yield cursor, ends_at
+
+
+def split_over_time(timeline: Timeline, cells: int) -> dict[str, list[float]]:
+    """Where device time went in each of ``cells`` equal parts of the run, as shares of it.
+
+    The parts are those of ``metrics``, and add up to 1 in every cell.
+    """
+    width = timeline.ends_at / cells
+    split = {part: [0.0] * cells for part in PARTS}
+
+    def add(part: str, begin: float, end: float) -> None:
+        for cell in range(int(begin / width), min(cells, int(end / width) + 1)):
+            first, last = max(begin, cell * width), min(end, (cell + 1) * width)
+            if first < last:
+                seconds = (
+                    timeline.merges.between(first, last) if part == "merge_s" else last - first
+                )
+                split[part][cell] += seconds
+
+    for spans in timeline.spans.values():
+        for span in spans:
+            for begin, end, part in span.stages():
+                add(part, begin, end)
+        for gap in gaps(spans, timeline.ends_at):
+            add("merge_s", *gap)
+    whole = len(timeline.spans) * width
+    shares = {part: [seconds / whole for seconds in row] for part, row in split.items()}
+    for cell in range(cells):
+        known = sum(row[cell] for row in shares.values())
+        shares["idle_s"][cell] = max(0.0, 1.0 - known)
+    return shares
 
 
 def _at_most(seconds: float, limit: float) -> float:

@@ -34,6 +34,27 @@ def take(slices: Slices, steps: int) -> Slices:
     return tuple(taken)
 
 
+def skip(slices: Slices, steps: int) -> Slices:
+    """What is left of ``slices`` after its first ``steps`` steps."""
+    left: list[tuple[int, int]] = []
+    for first, end in slices:
+        skipped = min(steps, end - first)
+        steps -= skipped
+        if first + skipped < end:
+            left.append((first + skipped, end))
+    return tuple(left)
+
+
+def before(slices: Slices, bound: int) -> Slices:
+    """The steps of ``slices`` below ``bound``."""
+    return tuple((first, min(end, bound)) for first, end in slices if first < bound)
+
+
+def numbers(slices: Slices) -> Iterator[int]:
+    for first, end in slices:
+        yield from range(first, end)
+
+
 def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
     """A reader sees the old file or the new one, never half of it."""
     temporary = path.with_name(path.name + ".part")
@@ -97,6 +118,6 @@ class Order:
         seed = int(os.environ.get("HADAR_JOB_SEED", 0))
         return cls(steps, ((0, steps),), float("inf"), now, total_steps=steps, job_seed=seed)
 
-    def step_numbers(self) -> Iterator[int]:
-        for first, end in take(self.slices, self.steps):
-            yield from range(first, end)
+    def left(self, done: int) -> Slices:
+        """The steps still to do once ``done`` are."""
+        return skip(take(self.slices, self.steps), done)

@@ -10,7 +10,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hadar_cli.adapters.simulation import PolicyResult, Work
+from hadar_cli.adapters.simulated import Costs
+from hadar_cli.adapters.simulation import PolicyResult, RealRun, Work
 from hadar_cli.report.format import NOTHING, duration, percent, plain
 from hadar_cli.report.terminal import table
 
@@ -37,6 +38,22 @@ def show(results: Sequence[PolicyResult], devices: int, console: Console) -> Non
     width = min(console.width, _WIDEST)
     for part in _parts(results, devices, width):
         console.print(part)
+
+
+def show_gap(
+    real: RealRun, costs: Costs, results: Sequence[PolicyResult], console: Console
+) -> None:
+    """How far the simulated rounds are from those of the run that they were fitted to."""
+    console.print(
+        f"Fitted to run {plain(real.name, 64)}: start {duration(costs.start_s)},"
+        f" sync {duration(costs.sync_s)}. Its rounds took {duration(real.rounds_s)},"
+        f" reaching its nodes {duration(real.connect_s)}."
+    )
+    for result in results:
+        if result.ttd_s is not None and real.rounds_s:
+            gap = 100 * (result.ttd_s / real.rounds_s - 1)
+            policy, simulated = plain(result.policy, 32), duration(result.ttd_s)
+            console.print(f"    {policy}: simulated {simulated}, {gap:+.1f} %")
 
 
 def _parts(results: Sequence[PolicyResult], devices: int, width: int) -> Iterator[RenderableType]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+
+from rich.cells import cell_len, set_cell_size
 
 NOTHING = "–"  # an en dash stands for what is not known
 ELLIPSIS = "…"
@@ -82,3 +85,42 @@ def bar(share: float, width: int) -> str:
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_BLOCKS[rest] if rest else "")).ljust(width)
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `2:05`, `3:07:00`: a moment of the run, short and of steady width."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def brief(seconds: float) -> str:
+    """`45s`, `2m10s`, `3m`, `3h07m`, `4d02h`: how long, without a space."""
+    if not math.isfinite(seconds):
+        return NOTHING
+    words = duration(round(seconds)).replace(".0 ", "").replace(" ", "")
+    return re.sub(r"(?<=[dhm])00[hms]$", "", words)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 job`, `2 jobs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def fit(text: str, cells: int) -> str:
+    """At most so many cells of a text, without control characters; an ellipsis marks a cut."""
+    text = plain(text, 4 * cells + 4)
+    if cell_len(text) <= cells:
+        return text
+    return set_cell_size(text, cells - 1).rstrip() + ELLIPSIS if cells > 0 else ""
+
+
+def when(timestamp: str) -> str:
+    """`2026-11-16 06:26`: an ISO timestamp to the minute."""
+    return plain(timestamp[:16].replace("T", " "), 16)

@@ -65,14 +65,10 @@ def _dominant(spans: Sequence[Span], per_cell_s: float, cells: int) -> list[int 
 
 
 def _stages(spans: Sequence[Span]) -> Iterator[tuple[float, float, int | str]]:
+    kinds = {"lost_s": LOST}
     for span in spans:
-        if span.lost or span.evaluates:
-            yield span.begin, span.end, LOST if span.lost else AROUND
-            continue
-        trains = span.begin + span.start_s
-        yield span.begin, trains, AROUND
-        yield trains, trains + span.train_s, span.job
-        yield trains + span.train_s, span.end, AROUND
+        for begin, end, part in span.stages():
+            yield begin, end, span.job if part == "busy_s" else kinds.get(part, AROUND)
 
 
 def _ticks(ends_at: float, cells: int) -> list[tuple[int, str]]:

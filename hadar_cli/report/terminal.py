@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hadar_cli.app.forecast import Verdict
 from hadar_cli.core.summary import DeviceSummary, JobSummary, Note, RunSummary
 from hadar_cli.core.timeline import Timeline
 from hadar_cli.report import gantt
@@ -31,21 +32,27 @@ _PARTS = {
 STATE_STYLES = {"finished": "green", "running": "cyan", "stopped": "yellow", "unfinished": "yellow"}
 
 
-def show(summary: RunSummary, timeline: Timeline, jobs: Iterable[int], console: Console) -> None:
+def show(
+    summary: RunSummary,
+    timeline: Timeline,
+    jobs: Iterable[int],
+    console: Console,
+    verdict: Verdict | None = None,
+) -> None:
     """Prints the summary; ``jobs`` are the ids of its jobs, in order, as the timeline has them."""
     width = min(console.width, _WIDEST) - 2
-    for part in _parts(summary, timeline, list(jobs), width):
+    for part in _parts(summary, timeline, list(jobs), width, verdict):
         indented = Padding(part, (0, 0, 0, 1), expand=False) if part else ""
         console.print(indented, width=width + 1, no_wrap=True)
 
 
 def _parts(
-    summary: RunSummary, timeline: Timeline, jobs: list[int], width: int
+    summary: RunSummary, timeline: Timeline, jobs: list[int], width: int, verdict: Verdict | None
 ) -> Iterator[RenderableType]:
     yield ""
     yield _title(summary, width)
     yield ""
-    yield _headline(summary)
+    yield _headline(summary, verdict)
     yield ""
     yield from _where_time_went(summary, width)
     yield _heading("Jobs")
@@ -82,7 +89,7 @@ def _title(summary: RunSummary, width: int) -> Text:
     return left.append(f"run {run}".rjust(width - len(left)), "dim")
 
 
-def _headline(summary: RunSummary) -> Table:
+def _headline(summary: RunSummary, verdict: Verdict | None) -> Table:
     grid = Table.grid(padding=(0, 3, 0, 0))
     done = sum(job.steps_done for job in summary.jobs)
     target = sum(job.steps_target for job in summary.jobs)
@@ -101,6 +108,8 @@ def _headline(summary: RunSummary) -> Table:
             f"{percent(summary.cru_paper)} of allocated slots only, the paper's measure",
         ),
     ]
+    if verdict:
+        rows.append(("forecast", duration(verdict.forecast.ttd_s), _against_forecast(verdict)))
     for measure, value, remark in rows:
         grid.add_row(measure, Text(value, "bold"), Text(remark, "dim", overflow="ellipsis"))
     return grid
@@ -113,6 +122,13 @@ def _against_bound(summary: RunSummary) -> str:
     if summary.state != "finished":
         return f"so far; {bound} for the whole mix"
     return f"{summary.ttd_s / summary.lower_bound_s:.2f} × its {bound}, at the speeds measured"
+
+
+def _against_forecast(verdict: Verdict) -> str:
+    if verdict.ttd_error is None:
+        return "TTD expected before the start"
+    off = f"{percent(abs(verdict.ttd_error))} too {'long' if verdict.ttd_error > 0 else 'short'}"
+    return f"TTD expected before the start: {off}"
 
 
 def _where_time_went(summary: RunSummary, width: int) -> Iterator[RenderableType]:

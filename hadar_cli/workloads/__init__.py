@@ -15,8 +15,9 @@ PRESETS = ("tiny", "paper")
 class Workload:
     """One of the paper's five training jobs (its table of workloads), in two presets.
 
-    ``train_samples`` is None where only the user's own data can tell.
-    ``epochs`` is how long it trains unless a mix, or the command line, says otherwise.
+    ``epochs`` is how long it trains unless a mix, or the command line, says otherwise. On the
+    paper's machines the ``paper`` presets then take about as long as the paper reports: by the
+    throughput formula MM alone takes 1,250 s on an RTX 3090, against its 1,309 s.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Workload:
     model_size: str
     dataset_size: str
     batch_size: Mapping[str, int]
-    train_samples: Mapping[str, int | None]
+    train_samples: Mapping[str, int]
     epochs: Mapping[str, int]
 
 
@@ -83,7 +84,7 @@ _WORKLOADS = (
         dataset_size="XL",
         batch_size={"tiny": 32, "paper": 500},
         train_samples={"tiny": 8000, "paper": 131_569},  # 138,493 users, one in 20 held out
-        epochs={"tiny": 10, "paper": 100},
+        epochs={"tiny": 10, "paper": 200},
     ),
     Workload(
         name="weather",
@@ -95,8 +96,9 @@ _WORKLOADS = (
         model_size="modest",
         dataset_size="M",
         batch_size={"tiny": 32, "paper": 256},
-        train_samples={"tiny": 6400, "paper": None},
-        epochs={"tiny": 6, "paper": 30},
+        # Mesonet data differ from site to site: a mix that knows better says `samples`.
+        train_samples={"tiny": 6400, "paper": 40_000},
+        epochs={"tiny": 6, "paper": 110},
     ),
 )
 

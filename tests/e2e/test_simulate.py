@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -149,10 +150,44 @@ def test_a_run_is_simulated_as_it_was(tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     content = json.loads(answer.stdout)
     assert (content["restart_s"], content["sync_s"]) == pytest.approx((1.5, 0.25))
-    assert content["like"] == {"run": "past", "ttd_s": pytest.approx(world.state.now)}
+    real = {"run": "past", "ttd_s": pytest.approx(world.state.now), "connect_s": 0.0}
+    assert content["like"] == real
     assert content["policies"][0]["ttd_s"] == pytest.approx(world.state.now, rel=0.02)
     words = simulate("simulate", "--like", "past", cwd=tmp_path).stdout
     assert "Fitted to run past: start 1.5 s" in words and " %" in words
+
+
+NODES = """
+[[node]]
+name = "fast"
+host = "local"
+[[node]]
+name = "slow"
+host = "local"
+emulate = { speed = 0.5 }
+"""
+MIX = """
+slot_s: 3
+jobs:
+  - {script: plain_script.py, name: one, steps: 500}
+  - {script: plain_script.py, name: two, steps: 300}
+"""
+
+
+def test_a_real_run_takes_about_as_long_on_paper(tmp_path: Path) -> None:
+    (tmp_path / "nodes.toml").write_text(NODES)
+    (tmp_path / "mix.yaml").write_text(MIX)
+    shutil.copy(ROOT / "tests/support/plain_script.py", tmp_path)
+    ran = simulate("run", "mix.yaml", "--name", "real", "--json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    answer = simulate("simulate", "--like", "real", "--json", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    content = json.loads(answer.stdout)
+    like, (result,) = content["like"], content["policies"]
+    assert like["ttd_s"] == pytest.approx(json.loads(ran.stdout)["ttd_s"])
+    assert 0 < like["connect_s"] < like["ttd_s"]
+    # Wide, for on a busy machine starts vary far more than the medians that stand for them.
+    assert result["ttd_s"] == pytest.approx(like["ttd_s"] - like["connect_s"], rel=0.7)
 
 
 PLUGIN = '''

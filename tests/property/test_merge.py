@@ -15,14 +15,21 @@ from hypothesis.extra import numpy as hnp
 
 from hadar_cli.adapters.safetensors_file import DTYPES, Array, Checkpoint, Tensor, widen, write
 from hadar_cli.adapters.tensors import Contribution, Merged, merge
-from hadar_cli.core.model import MergeRules
+from hadar_cli.core.model import MergeRules, OuterStep
 
 FLOATS = ("F16", "BF16", "F32", "F64")
-NAMES = ("model/0/weight", "model/0/bn.running_mean", "optimizer/0/0/exp_avg", "optimizer/0/0/step")
+NAMES = (
+    "model/0/weight",
+    "model/0/bn.running_mean",
+    "optimizer/0/0/exp_avg",
+    "optimizer/0/0/step",
+    "state/ema/weight",
+)
 RULES = st.builds(
     MergeRules,
     rule=st.sampled_from(["mean", "progress"]),
     optimizer_state=st.sampled_from(["average", "leader", "reset"]),
+    outer=st.sampled_from([None, OuterStep()]),
 )
 settings.register_profile("merge", deadline=None, max_examples=60)
 quick = settings.get_profile("merge")

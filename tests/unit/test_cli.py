@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from hadar_cli.adapters.store import RunFacts, RunStore
 from hadar_cli.cli import main as command_line
+from hadar_cli.cli.examples import EXAMPLES
 from hadar_cli.cli.options import are_accelerators, read_inventory, require_file
 from hadar_cli.cli.profile import error_factor
 from hadar_cli.cli.resume import is_finished
 from hadar_cli.cli.run import _run_id, parse_policy, preset_note
-from hadar_cli.core.model import Device, Gpu, Job, Launch, Mix, PolicyChoice
+from hadar_cli.core.model import Device, Gpu, Job, Launch, Mix, Node, PolicyChoice
 from hadar_cli.errors import HadarError, InputError, RunLockedError, StorageError
 
 GPU = Device("a", "a", 0, Gpu("T4", 65, 16))
@@ -140,3 +146,75 @@ def test_the_command_line_starts_without_heavy_imports() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.returncode, answer.stdout.strip()) == (0, ""), answer.stderr
+
+
+# -- help and completion -------------------------------------------------------------------------
+
+
+def commands() -> Iterator[str]:
+    """Every command that has no commands of its own."""
+    root = typer.main.get_command(command_line.app)
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        for inner in getattr(command, "commands", {}):
+            yield f"{name} {inner}"
+        if not hasattr(command, "commands"):
+            yield name
+
+
+def test_every_command_has_examples_and_every_example_a_command() -> None:
+    assert {*commands()} == EXAMPLES.keys() - {""}
+
+
+@pytest.mark.parametrize(
+    "line", [line for examples in EXAMPLES.values() for line in examples], ids=str
+)
+def test_examples_are_lines_that_hadar_understands(line: str) -> None:
+    """--help comes first, but options that do not exist are refused all the same."""
+    words = shlex.split(line.partition("|")[0].partition("2>")[0])[1:]
+    end = words.index("--") if "--" in words else len(words)
+    result = CliRunner().invoke(command_line.app, [*words[:end], "--help"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", ["", *commands()])
+def test_help_fits_80_columns_and_calls_no_switch_a_bool(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = CliRunner().invoke(command_line.app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert max(len(line.rstrip()) for line in result.output.splitlines()) <= 80
+    assert "<bool>" not in result.output
+    assert f"hadar {command}".strip() in result.output.rpartition("Example")[2]
+
+
+def test_hadar_alone_shows_the_help() -> None:
+    assert "Usage: " in CliRunner().invoke(command_line.app, []).output
+
+
+def complete(line: str, cwd: Path) -> list[str]:
+    """What bash would be offered at the end of this line."""
+    env = os.environ | {
+        "_HADAR_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+    }
+    command = [sys.executable, "-c", "from hadar_cli.cli.main import main; main()"]
+    answer = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
+    return answer.stdout.split()
+
+
+def test_the_shell_completes_runs_policies_nodes_and_jobs(tmp_path: Path) -> None:
+    jobs, nodes = (Job(0, "weather", 1, 1),), (Node("fermi", "local"),)
+    for name in ("first", "second"):
+        facts = RunFacts(name, Mix("m", jobs), nodes, "now", "0")
+        RunStore.create(tmp_path / "runs", facts)
+    (tmp_path / "nodes.toml").write_text('[[node]]\nname = "curie"\nhost = "local"\n')
+    assert complete("hadar sta", tmp_path) == ["status"]
+    assert complete("hadar status fi", tmp_path) == ["first"]
+    assert {*complete("hadar resume ", tmp_path)} == {"first", "second"}
+    assert complete("hadar status --runs-dir elsewhere ", tmp_path) == []
+    assert complete("hadar run m.yaml --policy tir", tmp_path) == ["tiresias"]
+    assert complete("hadar nodes trust ", tmp_path) == ["curie"]
+    assert complete("hadar logs ", tmp_path) == ["weather"]
+    assert complete("hadar logs weather --node f", tmp_path) == ["fermi"]

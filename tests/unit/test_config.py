@@ -9,7 +9,7 @@ import pytest
 
 from hadar_cli.adapters import config
 from hadar_cli.adapters.config import read_mix, read_nodes
-from hadar_cli.core.model import PAPER_MERGE, Gpu, MergeRules, PolicyChoice
+from hadar_cli.core.model import PAPER_MERGE, Gpu, MergeRules, OuterStep, PolicyChoice
 from hadar_cli.errors import InputError
 from hadar_cli.workloads import CATALOG
 
@@ -390,6 +390,11 @@ def test_the_message_reads_as_one_line_with_its_place(mix_file: Path) -> None:
     error = refusal(read_mix, write(mix_file, MIX.replace("slot_s", "slot")))
     assert str(error) == f"{mix_file}:2: slot: there is no such field"
     assert error.fix == "Did you mean 'slot_s'?"
+
+
+def test_an_outer_step_may_name_one_of_its_two_numbers(mix_file: Path) -> None:
+    text = MIX.replace("merge: paper", "merge: {outer: {momentum: 0.5}}")
+    assert read_mix(write(mix_file, text)).merge.outer == OuterStep(lr=0.7, momentum=0.5)
 
 
 def test_every_merge_rule_can_be_set() -> None:

@@ -6,8 +6,9 @@ import pytest
 from hadar_cli.core.fluid import forked_optimum, gang_optimum
 
 
-def bound(steps, rates, gang, capacity):
-    return gang_optimum(steps, np.array(rates, float), np.array(gang), np.array(capacity))
+def bound(steps, rates, gang, capacity, elastic=None):
+    elastic = None if elastic is None else np.array(elastic)
+    return gang_optimum(steps, np.array(rates, float), np.array(gang), np.array(capacity), elastic)
 
 
 def test_forked_jobs_use_every_device_at_once():
@@ -33,6 +34,18 @@ def test_each_goes_where_it_is_relatively_faster():
 
 def test_a_gang_does_not_count_on_a_kind_too_small_for_it():
     assert bound([40.0], [[100.0, 1.0]], [4], [2, 4]).makespan_s == pytest.approx(10.0)
+
+
+def test_a_mixed_gang_can_leave_a_better_kind_to_others():
+    # One of the first kind and one of the second hold job 0 while job 1 has the other second.
+    assert bound([2.0, 1.0], [[1.0, 1.0], [0.0, 1.0]], [2, 1], [1, 2]).makespan_s <= 1.0 + 1e-9
+
+
+def test_an_elastic_gang_counts_on_a_kind_too_small_for_it():
+    # Two fast devices do 200 steps a second; four slow ones, where the whole gang fits, do 4.
+    assert bound([400.0], [[100.0, 1.0]], [4], [2, 4], [False]).makespan_s == pytest.approx(100.0)
+    elastic = bound([400.0], [[100.0, 1.0]], [4], [2, 4], [True]).makespan_s
+    assert elastic == pytest.approx(400 / 202)  # two slow ones beside them
 
 
 def test_work_that_runs_nowhere_never_ends():

@@ -10,13 +10,13 @@ from tests.support.queues import chance_queue, queue_of, run_rounds
 
 
 def test_max_min_gives_equals_equal_shares_of_scarce_devices():
-    shares = max_min_shares(np.ones((4, 1)), np.ones(4, int), np.array([2]))
+    shares = max_min_shares(np.ones((4, 1)), np.ones((4, 1), int), np.array([2]))
     assert shares == pytest.approx(np.full((4, 1), 0.5))
 
 
 def test_max_min_lifts_the_worst_off():
     weights = np.array([[4.0, 1.0], [1.0, 1.0]])
-    shares = max_min_shares(weights, np.ones(2, int), np.array([1, 1]))
+    shares = max_min_shares(weights, np.ones((2, 2), int), np.array([1, 1]))
     assert (weights * shares).sum(axis=1).min() == pytest.approx(1.0)
 
 
@@ -69,3 +69,22 @@ def test_a_gang_wider_than_every_kind_holds_nobody_down():
     shares = Gavel().shares(queue)
     assert (shares[1:].sum(axis=1) > 0.5).all()
     assert Gavel().allocate(queue).allocations[0] == (2, 2)
+
+
+@pytest.mark.parametrize("policy", [Gavel(), GavelMakespan()])
+def test_an_elastic_gang_takes_what_one_kind_has(policy):
+    queue = queue_of([[2.0, 1.0]], capacity=[3, 6], gang=[8], elastic=True)
+    (allocation,) = policy.allocate(queue).allocations.values()
+    assert allocation in ((3, 0), (0, 6))
+
+
+@pytest.mark.parametrize("policy", [Gavel(), GavelMakespan()])
+def test_an_elastic_gang_wider_than_every_kind_takes_turns_like_others(policy):
+    queue = queue_of(
+        [[1.0]] * 2, capacity=[2], gang=[4, 2], elastic=np.array([True, False]), steps=[7200.0] * 2
+    )
+    first = policy.allocate(queue)
+    rounds = np.zeros((2, 1))
+    rounds[next(iter(first.allocations))] = 1
+    second = policy.allocate(replace(queue, now_s=360.0, rounds_on=rounds), first.memory)
+    assert first.allocations.keys() | second.allocations.keys() == {0, 1}

@@ -1,5 +1,7 @@
 """Hadar: who chooses first, what a gang takes, and the paper's example."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -108,12 +110,31 @@ def test_refill_gives_what_came_free_to_the_waiting_only():
     assert list(more) == [waiting] and sum(more[waiting]) == 1
 
 
+def test_what_was_decided_holds_until_something_happens_or_some_time_has_passed():
+    queue = chance_queue(1, 50, [1, 1, 1])
+    first = Hadar().allocate(queue)
+    enough_s = 0.01 * first.memory.prices.value_s
+    running = replace(queue, running=first.allocations, remaining=queue.remaining * 0.5)
+
+    def decides_again(**changes):
+        later = replace(running, **{"now_s": 0.9 * enough_s} | changes)
+        return Hadar().allocate(later, first.memory).memory is not first.memory
+
+    assert not decides_again()
+    assert decides_again(now_s=enough_s)
+    assert decides_again(capacity=queue.capacity + 1)
+    lost = dict(list(first.allocations.items())[1:])
+    assert decides_again(running=lost)
+    fewer = running.only(np.arange(49))
+    assert Hadar().allocate(fewer, first.memory).memory is not first.memory
+
+
 def test_memory_starts_the_next_prices():
     queue = chance_queue(1, 50, [5, 5, 5])
     first = Hadar().allocate(queue)
-    assert first.memory.per_second @ queue.capacity == pytest.approx(1.0)
+    assert first.memory.prices.per_second @ queue.capacity == pytest.approx(1.0)
     again = Hadar().allocate(queue, first.memory)
-    assert again.memory.value_s == pytest.approx(first.memory.value_s, rel=1e-3)
+    assert again.memory.prices.value_s == pytest.approx(first.memory.prices.value_s, rel=1e-3)
 
 
 def test_paper_prices_turn_away_jobs_that_do_not_pay():

@@ -1,5 +1,6 @@
 """HadarE's plans: whole shares, warm devices first, solo jobs alone, no more than is left."""
 
+import numpy as np
 import pytest
 
 from hadar_cli.core.model import Job, PolicyChoice
@@ -12,8 +13,8 @@ SPEEDS = {"fast": 10.0, "middle": 5.0, "slow": 1.0}
 
 
 class Speeds:
-    def rate(self, job: int, device: str) -> float:
-        return SPEEDS[device]
+    def matrix(self, jobs: list[int], devices: list[str]) -> np.ndarray:
+        return np.array([[SPEEDS[device] for device in devices] for _ in jobs])
 
 
 def view(jobs: dict[int, int], current: dict[str, int] | None = None, **fields) -> ClusterView:

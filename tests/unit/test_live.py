@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -14,24 +18,34 @@ from hadar_cli.core import events
 from hadar_cli.core.model import Mix, Node
 from hadar_cli.core.state import RunState
 from hadar_cli.core.throughput import RateModel
-from hadar_cli.report.lines import STOPPING, Lines, tell
-from hadar_cli.report.live import LiveView, clock_time
+from hadar_cli.report.lines import STOPPING, Lines
+from hadar_cli.report.live import LiveView
+from hadar_cli.report.scene import Scene
+from hadar_cli.report.screen import frame
 from tests.support.worlds import make_mix, make_nodes, make_world
-
-SIZES = [(80, 24), (100, 30), (160, 50)]
 
 
 class Screen:
     """A live view on a console of a given size, fed by hand."""
 
-    def __init__(self, mix: Mix, nodes: tuple[Node, ...], width: int, height: int) -> None:
+    def __init__(
+        self, mix: Mix, nodes: tuple[Node, ...], width: int, height: int, color: str = "standard"
+    ) -> None:
         devices = [device for node in nodes for device in node.devices]
         self.out = io.StringIO()
-        self.console = Console(file=self.out, width=width, height=height, force_terminal=True)
+        self.console = Console(
+            file=self.out,
+            width=width,
+            height=height,
+            force_terminal=True,
+            no_color=not color,
+            _environ={},
+        )
         self.state = RunState(mix.jobs)
+        self.rates = RateModel(mix.jobs, devices)
         self.now = 0.0
         self.view = LiveView("run-1", mix, devices, self.console)
-        self.view.watch(self.state, RateModel(mix.jobs, devices), lambda: self.now)
+        self.view.watch(self.state, self.rates, lambda: self.now)
 
     def take(self, event: events.Event) -> None:
         self.now = event.t
@@ -53,37 +67,100 @@ def screens() -> Iterator[list[Screen]]:
         screen.view.__exit__()
 
 
-def simulated(mix: Mix, nodes: tuple[Node, ...]) -> list[events.Event]:
+@pytest.fixture
+def screen(screens: list[Screen]) -> Screen:
+    mix = make_mix([200, 1000])
+    screens.append(Screen(mix, make_nodes(), 80, 24))
+    return screens[0]
+
+
+def simulated(mix: Mix, nodes: tuple[Node, ...], lost: str | None = None) -> list[events.Event]:
     world = make_world(mix, nodes)
+    if lost:
+        world.executor.lose_device(lost, at=8.0)
     world.loop.run()
     return list(world.journal.events)
 
 
-@pytest.mark.parametrize(("jobs", "devices"), [(5, 5), (1, 1), (16, 3), (3, 16)])
-def test_every_frame_of_a_run_fits_the_terminal(
-    screens: list[Screen], jobs: int, devices: int
-) -> None:
+# -- every size ------------------------------------------------------------------------------------
+
+NAMES = ("a-device-with-a-long-name", "短い名前の装置", "b", "gpu\x1b[31m:0", "c" * 80)
+
+
+@cache
+def story(jobs: int, devices: int) -> tuple[Mix, tuple[Node, ...], list[events.Event]]:
     mix = make_mix([40 + 10 * i for i in range(jobs)])
-    nodes = make_nodes({f"a-device-with-a-long-name-{i}": 0.2 + i / 10 for i in range(devices)})
-    screens += [Screen(mix, nodes, width, height) for width, height in SIZES]
-    for event in simulated(mix, nodes):
-        for screen in screens:
-            screen.take(event)
-            if isinstance(event, events.CopyStarted):
-                screen.view.progressed(Progressed(event.attempt, 1, 0.5, 1e-7))
-            frame, (width, height) = screen.frame(), screen.console.size
-            assert len(frame) < height
-            assert max(map(cell_len, frame)) <= width
+    names = [f"{NAMES[i % len(NAMES)]}-{i}" for i in range(devices)]
+    nodes = make_nodes({name: 0.2 + i / 10 for i, name in enumerate(names)})
+    return mix, nodes, simulated(mix, nodes, names[0] if devices > 1 else None)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    cluster=st.sampled_from([(5, 5), (1, 1), (16, 3), (3, 16)]),
+    moment=st.floats(0, 1),
+    width=st.integers(60, 200),
+    height=st.integers(15, 60),
+    footer=st.integers(0, 2),
+)
+def test_no_frame_is_larger_than_the_terminal(
+    cluster: tuple[int, int], moment: float, width: int, height: int, footer: int
+) -> None:
+    mix, nodes, happened = story(*cluster)
+    devices = [device for node in nodes for device in node.devices]
+    state, rates = RunState(mix.jobs), RateModel(mix.jobs, devices)
+    scene = Scene(mix, devices, state, rates, lambda: state.now)
+    for event in happened[: 1 + int(moment * len(happened))]:
+        state.apply(event)
+        scene.happened(event)
+        if isinstance(event, events.CopyStarted):
+            scene.progressed(Progressed(event.attempt, 1, 0.5, 1e-7))
+    lines = frame(scene, "a run", "running", ["what to press"] * footer, width, height)
+    assert len(lines) <= height
+    drawn = ["".join(segment.text for segment in line) for line in lines]
+    assert max(map(cell_len, drawn)) <= width
+    assert all(text.isprintable() for text in drawn)
+    assert not footer or drawn[-1] == "what to press"
 
 
 def test_what_does_not_fit_is_counted(screens: list[Screen]) -> None:
     mix, nodes = make_mix([100] * 30), make_nodes({f"d{i}": 1.0 for i in range(30)})
     screens.append(Screen(mix, nodes, 80, 24))
-    frame = screens[0].frame()
-    assert [line for line in frame if line.startswith("…")] == [
-        "… 25 more",
-        "… 25 more, 0 of them done",
+    assert [line for line in screens[0].frame() if line.startswith("…")] == [
+        "… 25 more devices, 25 of them idle",
+        "… 24 more jobs, 0 of them done",
     ]
+
+
+def test_a_painted_screen_has_no_wrapped_rows(screens: list[Screen]) -> None:
+    """What the terminal gets is the whole screen, each row exactly as wide as it."""
+    screen = Screen(make_mix([200, 1000]), make_nodes(), 80, 24)
+    screens.append(screen)
+    a_stint(screen)
+    screen.out.truncate(0)
+    screen.view.paint()
+    painted = screen.out.getvalue().rpartition("\x1b[H")[2]
+    rows = Console(file=io.StringIO(), width=80).render_str(painted).plain.split("\n")
+    assert len(rows) == 24
+
+
+def test_without_colour_the_same_is_told(screens: list[Screen]) -> None:
+    """Every state has a word; colours only repeat it."""
+    for color in ("standard", ""):
+        screen = Screen(make_mix([200]), make_nodes(), 80, 24, color)
+        screens.append(screen)
+        a_stint(screen)
+        screen.take(events.DeviceLost(3.0, "t400", "its agent ended"))
+        screen.out.truncate(0)
+        screen.view.paint()
+    coloured, plain = screens
+    assert "\x1b[31m" in coloured.out.getvalue() or "\x1b[1;31m" in coloured.out.getvalue()
+    assert "31m" not in plain.out.getvalue()
+    assert row(coloured.frame(), "t400") == row(plain.frame(), "t400")
+    assert "lost" in row(plain.frame(), "t400")
+
+
+# -- what it shows -----------------------------------------------------------------------------
 
 
 def a_stint(screen: Screen) -> events.CopyStarted:
@@ -99,63 +176,95 @@ def row(frame: list[str], name: str) -> str:
     return next(line for line in frame if line.startswith(name))
 
 
-@pytest.fixture
-def screen(screens: list[Screen]) -> Screen:
-    mix = make_mix([200, 1000])
-    screens.append(Screen(mix, make_nodes(), 80, 24))
-    return screens[0]
-
-
 def test_steps_under_way_show_before_they_are_merged(screen: Screen) -> None:
     a_stint(screen)
     assert "starting" in row(screen.frame(), "rtx3090")
     screen.now = 5.0
     screen.view.progressed(Progressed("a1", 50, 5.0, 0.25))
     frame = screen.frame()
-    assert row(frame, "rtx3090").split()[2:] == ["job-0", "████▌····", "50/100", "10.0", "0:05"]
-    # 150 steps are left at 10 a second.
-    assert row(frame, "job-0").split()[2:] == ["50/200", "1", "0.250", "0", "0:15"]
+    assert row(frame, "rtx3090").split()[1:2] == ["job-0"]
+    assert " 50/100 " in row(frame, "rtx3090") and " 10.0 " in row(frame, "rtx3090")
+    assert "25 %" in row(frame, "job-0") and " 50/200 " in row(frame, "job-0")
+    assert "0.250" in row(frame, "job-0")
     assert "idle" in row(frame, "t400")
-    assert "round 1, 5 s left" in frame[1]
-    assert " 4 % of 1,200 steps" in frame[2]
+    assert "round 1, 5s left" in frame[0]
+    assert " 4 % of 1,200 steps" in frame[1]
+
+
+def test_progress_is_by_round_not_by_order(screen: Screen) -> None:
+    """A round's work comes in short pieces; the bar goes on from one to the next."""
+    a_stint(screen)
+    screen.take(events.CopyFinished(4.0, "a1", 40, ((0, 40),), 0.0, 4.0, 0.0, "steps", "h"))
+    screen.take(events.WeightsMerged(4.0, 0, 1, "m", ("a1",)))
+    screen.take(events.CopyStarted(4.0, "a2", 0, 7, "rtx3090", 1, 1, ((40, 100),)))
+    screen.now = 6.0
+    screen.view.progressed(Progressed("a2", 20, 2.0))
+    assert " 60/100 " in row(screen.frame(), "rtx3090")
 
 
 def test_a_finished_copy_frees_its_device_and_keeps_its_steps(screen: Screen) -> None:
     a_stint(screen)
     screen.take(events.CopyFinished(9.0, "a1", 100, ((0, 100),), 1.0, 8.0, 0.1, "steps", "hash"))
     frame = screen.frame()
-    assert "idle" in row(frame, "rtx3090")
+    assert "idle" in row(frame, "rtx3090") and "89 %" in row(frame, "rtx3090")  # 8 s of 9
     assert "100/200" in row(frame, "job-0")
 
 
-def test_lost_devices_and_copies_are_told_and_marked(screen: Screen) -> None:
+def test_a_rate_is_told_against_the_formula(screen: Screen) -> None:
     a_stint(screen)
-    log = "Traceback ...\n\x1b[31m[bold]No space left"
-    screen.take(events.CopyLost(2.0, "a1", "it exited with code 1", log))
+    screen.now = 5.0
+    expected = screen.rates.estimated(0, "rtx3090")
+    screen.view.progressed(Progressed("a1", round(2.5 * expected), 5.0))
+    assert "50 %" in row(screen.frame(), "rtx3090")
+
+
+def test_the_log_marks_lost_devices(screen: Screen) -> None:
+    a_stint(screen)
+    screen.take(events.CopyLost(3.0, "a1", "its node is gone", node_fault=True))
     screen.take(events.DeviceLost(3.0, "rtx3090", "its agent ended"))
-    history = screen.out.getvalue()
-    told = "job-0 on rtx3090 failed: it exited with code 1 ([bold]No space left)"
-    assert told in history.replace("\n", " ")
-    assert "its 100 steps go back to the pool" in history.replace("\n", " ")
-    assert "rtx3090 lost: its agent ended" in history
-    assert "\x1b[31m[bold]" not in history
-    assert "lost" in row(screen.frame(), "rtx3090")
+    frame = screen.frame()
+    assert "lost" in row(frame, "rtx3090")
+    told = "0:03  rtx3090 lost; its 100 steps of job-0 go back to the pool (its agent"
+    assert any(told in line for line in frame)
+
+
+def test_rounds_do_not_push_news_off_the_screen(screen: Screen) -> None:
+    a_stint(screen)
+    screen.take(events.DeviceLost(1.0, "t400", "its agent ended"))
+    for number in range(50):
+        one_round(screen, number, 2.0 + number)
+    frame = screen.frame()
+    assert any("t400 lost" in line for line in frame)
+    assert any("round 50: merged 1 copy of job-0: 1 step counted" in line for line in frame)
+
+
+def one_round(screen: Screen, number: int, t: float) -> None:
+    """The copy does one step of what it was given and is merged; the next one takes the rest."""
+    attempt, following = f"a{number + 1}", f"a{number + 2}"
+    done, rest = ((number, number + 1),), ((number + 1, 100),)
+    screen.take(events.CopyFinished(t, attempt, 1, done, 0.0, 1.0, 0.0, "deadline", "h"))
+    screen.take(events.WeightsMerged(t, 0, number + 1, "m", (attempt,)))
+    screen.take(events.RoundPlanned(t, number + 2, ()))
+    screen.take(events.CopyStarted(t, following, 0, 7, "rtx3090", number + 2, number + 1, rest))
 
 
 def test_a_tiny_terminal_crops_the_view(screens: list[Screen]) -> None:
-    screen = Screen(make_mix([200, 1000]), make_nodes(), 30, 5)
+    screen = Screen(make_mix([200, 1000]), make_nodes(), 20, 5)
     screens.append(screen)
     a_stint(screen)
-    screen.now = 5.0
-    screen.view.tick()
-    assert len(screen.frame()) > 5
+    assert len(screen.frame()) <= 5
 
 
-def test_stopping_is_said_at_once_and_stays_on_the_screen(screen: Screen) -> None:
+def test_stopping_explains_both_choices_and_what_the_second_costs(screen: Screen) -> None:
     a_stint(screen)
+    assert "hadar resume" in screen.frame()[-1]
+    screen.now = 5.0
+    screen.view.progressed(Progressed("a1", 50, 5.0))
     screen.view.interrupted()
-    assert STOPPING in screen.out.getvalue()
-    assert "stopping" in screen.frame()[1]
+    frame = screen.frame()
+    assert "stopping" in frame[0]
+    assert frame[-2].startswith("Stopping: copies hand in") and "hadar resume" in frame[-2]
+    assert frame[-1] == "Ctrl-C again stops at once, without 50 steps not merged yet"
 
 
 def test_the_screen_is_painted_only_now_and_then(screen: Screen) -> None:
@@ -171,38 +280,58 @@ def test_the_screen_is_painted_only_now_and_then(screen: Screen) -> None:
     assert len(screen.out.getvalue()) > painted
 
 
-def test_plain_lines_tell_a_run_from_its_rounds_to_its_end() -> None:
-    mix, nodes = make_mix([200, 100]), make_nodes()
+def test_the_log_stays_when_the_view_closes(screen: Screen) -> None:
+    a_stint(screen)
+    screen.take(events.DeviceLost(3.0, "t400", "its agent ended"))
+    screen.view.__exit__()
+    left = screen.out.getvalue().rpartition("\x1b[?1049l")[2]
+    assert "   0:03  t400 lost; the others take its work (its agent ended)" in left
+
+
+# -- plain lines -------------------------------------------------------------------------------
+
+
+def lines_of(mix: Mix, nodes: tuple[Node, ...], happened: list[events.Event]) -> list[str]:
     devices = [device for node in nodes for device in node.devices]
     out, state = io.StringIO(), RunState(mix.jobs)
-    lines = Lines([device.name for device in devices], out)
+    lines = Lines(mix, devices, out)
     lines.watch(state, RateModel(mix.jobs, devices), lambda: state.now)
-    for event in simulated(mix, nodes):
+    for event in happened:
         state.apply(event)
         lines.happened(event)
-    told = out.getvalue().splitlines()
-    assert "round 1: 2 jobs, 0 % of all steps done" in told[0]
+    lines.interrupted()
+    return out.getvalue().splitlines()
+
+
+def test_plain_lines_tell_a_run_from_its_rounds_to_its_end() -> None:
+    mix, nodes = make_mix([200, 100]), make_nodes()
+    *told, stopping = lines_of(mix, nodes, simulated(mix, nodes))
+    assert "round 1: 2 jobs on" in told[0] and "0 % of all steps done" in told[0]
     assert sum("job-0 done in" in line and "200 steps" in line for line in told) == 1
-    assert told[-1].endswith("done: 2 jobs trained")
+    assert "done: 2 jobs trained" in told[-1]
+    assert stopping.endswith(STOPPING)
 
 
-def test_quality_is_told_against_the_untrained_model() -> None:
-    state = RunState(make_mix([10]).jobs)
-    for event in (
-        events.CopyStarted(0.0, "a", 0, 1, "d", 1, 0, ((0, 10),)),
-        events.CopyFinished(
-            1.0, "a", 10, ((0, 10),), 0.0, 1.0, 0.0, "steps", "w", None, {"mse": 2.0}
-        ),
-        events.WeightsMerged(2.0, 0, 1, "w", ("a",)),
-        events.CopyStarted(2.0, "b", 0, 1, "d", 1, 1, (), 1.0, "evaluate"),
-    ):
-        state.apply(event)
-    measured = events.CopyFinished(
-        3.0, "b", 0, (), 0.0, 0.0, 0.0, "steps", None, None, {"mse": 0.5}
-    )
-    state.apply(measured)
-    assert tell(measured, state) == "job-0 trained: mse 0.500 (untrained: mse 2.00)"
+def test_a_rounds_merges_are_one_line() -> None:
+    mix, nodes = make_mix([900, 900, 900]), make_nodes()
+    happened = simulated(mix, nodes)
+    told = lines_of(mix, nodes, happened)
+    rounds = sum(isinstance(event, events.RoundPlanned) for event in happened)
+    merges = sum(isinstance(event, events.WeightsMerged) for event in happened)
+    assert sum("counted" in line for line in told) <= rounds < merges
 
 
-def test_clock_time() -> None:
-    assert [clock_time(s) for s in (0, 7.4, 125, 11_220)] == ["0:00", "0:07", "2:05", "3:07:00"]
+def test_random_orders_of_reports_break_nothing(screens: list[Screen]) -> None:
+    """Late progress of copies that ended meanwhile must neither crash nor count."""
+    mix, nodes = make_mix([300, 200]), make_nodes()
+    screen = Screen(mix, nodes, 100, 30)
+    screens.append(screen)
+    chance, attempts = random.Random(1), []
+    for event in simulated(mix, nodes):
+        screen.take(event)
+        if isinstance(event, events.CopyStarted):
+            attempts.append(event.attempt)
+        if attempts:
+            screen.view.progressed(Progressed(chance.choice(attempts), 10**6, 1.0))
+        screen.frame()
+    assert "100 % of 500 steps" in screen.frame()[1]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hadar_cli.adapters import tensors
+from hadar_cli.adapters.contributions import Copy
 from hadar_cli.adapters.safetensors_file import CheckpointError
 from hadar_cli.adapters.tensors import Contribution, validate
 from tests.support.checkpoints import FLOATS, Folder, Tensors, W, noise, with_state
@@ -121,6 +121,27 @@ def test_other_optimizer_state(folder: Folder) -> None:
     assert folder.refusals(optimizer_state="leader") == {}
 
 
+def test_other_state_of_the_scripts_own(folder: Folder) -> None:
+    for i in range(3):
+        folder.add({W: torch.ones(1), f"state/ema/{i // 2}": torch.ones(1)})
+    assert folder.refusals(optimizer_state="leader") == {3: "it lacks 'state/ema/0'"}
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_not_finite_beside_a_base(folder: Folder, poison: float) -> None:
+    folder.base = folder.save("base", {W: torch.ones(50)})
+    for value in (1.0, poison, 2.0):
+        folder.add({W: torch.full((50,), value)})
+    assert folder.refusals() == {2: f"NaN or Inf in '{W}'"}
+
+
+def test_updates_whose_square_overflows_are_no_infinity(folder: Folder) -> None:
+    folder.base = folder.save("base", {W: torch.ones(50)})
+    for value in (3e38, -3e38):
+        folder.add({W: torch.full((50,), value)})
+    assert folder.refusals() == {}
+
+
 @pytest.mark.parametrize(
     ("notes", "reason"),
     [
@@ -175,7 +196,7 @@ def test_a_file_cut_while_merging_is_refused(folder: Folder, others: int) -> Non
     path = folder.add({W: torch.zeros(1000)})
     for _ in range(others):
         folder.add({W: torch.ones(1000)})
-    opened = tensors._Copy.__init__
+    opened = Copy.__init__
 
     def open_then_cut(self: Any, contribution: Contribution, stack: Any) -> None:
         opened(self, contribution, stack)
@@ -184,7 +205,7 @@ def test_a_file_cut_while_merging_is_refused(folder: Folder, others: int) -> Non
                 file.truncate(200)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensors._Copy, "__init__", open_then_cut)
+        patch.setattr(Copy, "__init__", open_then_cut)
         assert folder.refusals() == {1: "unreadable: it ends too early"}
     assert torch.equal(folder.load()[W], torch.ones(1000))
 

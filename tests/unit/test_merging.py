@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hadar_cli.core.merging import effective_steps, lr_scale, n_eff, outlying, progress_factor
+from hadar_cli.core.merging import (
+    copy_lr_scale,
+    effective_steps,
+    lr_scale,
+    n_eff,
+    outlying,
+    progress_factor,
+    solo_steps,
+)
+from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError
 
 
@@ -36,6 +45,23 @@ def test_without_steps_nothing_is_scaled(steps: list[int]) -> None:
 @pytest.mark.parametrize(("rule", "scale"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
 def test_lr_scale(rule: str, scale: float) -> None:
     assert lr_scale(rule, 4.0) == scale
+
+
+@pytest.mark.parametrize(("done", "scale"), [(0, 1.0), (25, 2.0), (50, 3.0), (500, 3.0)])
+def test_the_scale_rises_over_the_warm_up(done: int, scale: float) -> None:
+    rules = MergeRules(lr_scale="linear", warmup=0.05)
+    assert copy_lr_scale(rules, [7, 0, 7, 7], done, 1000) == pytest.approx(scale)
+
+
+def test_without_warm_up_the_scale_is_full_at_once() -> None:
+    rules = MergeRules(lr_scale="sqrt", warmup=0.0)
+    assert copy_lr_scale(rules, [5] * 4, 0, 1000) == 2.0
+    assert copy_lr_scale(rules, [], 0, 1000) == 1.0
+
+
+def test_the_first_step_at_least_is_done_alone() -> None:
+    assert solo_steps(MergeRules(solo=0.02), 1000) == 20
+    assert solo_steps(MergeRules(solo=0.0), 1000) == 1
 
 
 def test_unknown_lr_scale_names_the_nearest() -> None:

@@ -200,7 +200,7 @@ def test_a_new_head_takes_over_what_a_killed_one_left_and_the_clock_goes_on():
             e.WeightsMerged(6.0, 0, 1, "w", ("a1",)),
             e.CopyLost(6.0, "a2", "its node knows nothing of it"),
             e.RoundPlanned(6.0, 2, ()),
-            started(6.0, "a3", "a", 5, 10),
+            started(6.0, "a3", "a", 5, 10, generation=1),
             finished(9.0, "a3", 5, 10, train_s=3.0),
             e.WeightsMerged(9.0, 0, 2, "w", ("a3",)),
             e.RunFinished(10.0),

@@ -81,3 +81,10 @@ def test_overbooking_is_refused():
 def test_devices_that_are_gone_are_not_kept():
     seats = place(SITE, {1: ("lost-0:0",)}, {1: (1, 0)})
     assert seats[1][0] in SITE.home
+
+
+def test_nobody_moves_a_pinned_job():
+    before = {1: ("fast-0:0",), 2: ("fast-1:0",)}
+    after = place(SITE, before, {1: (1, 0), 2: (1, 0), 3: (4, 0)}, pinned=before)
+    assert after[1] == before[1] and after[2] == before[2]
+    assert SITE.is_spread(after[3])

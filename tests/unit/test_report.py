@@ -1,5 +1,6 @@
 """`hadar report` as a user meets it: on terminals of any width, as JSON, and on broken runs."""
 
+import csv
 import io
 import json
 import re
@@ -11,47 +12,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.store import FileJournal, RunFacts, RunStore
+from hadar_cli.app.forecast import Forecast
 from hadar_cli.cli.report import report
-from hadar_cli.core import events as e
-from hadar_cli.core.metrics import lower_bound, summarise
+from hadar_cli.core.metrics import summarise
 from hadar_cli.core.timeline import trace
 from hadar_cli.errors import InputError, StorageError
-from hadar_cli.report import format
+from hadar_cli.report import compare, format
+from hadar_cli.report.record import read_record
 from hadar_cli.report.terminal import show
-from tests.support.worlds import World, make_mix, make_world
-
-HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]boom[/] \u202enrut\r\nsecond line " + "x" * 5000
-
-
-def devices_of(world: World):
-    return [device for node in world.nodes for device in node.devices]
-
-
-def trained_world(targets=(300, 200, 100)) -> World:
-    world = make_world(make_mix(targets), costs=Costs(start_s=2.0, sync_s=0.3))
-    world.loop.run(lambda: lower_bound(world.mix, devices_of(world), world.journal.events))
-    return world
-
-
-def unlucky_world() -> World:
-    """Loses a copy, a device and weights, is killed, goes on and is interrupted."""
-    world = trained_world()
-    happened = world.journal.events
-    cut = next(i for i, event in enumerate(happened) if isinstance(event, e.WeightsMerged))
-    begun = [event for event in happened[:cut] if isinstance(event, e.CopyStarted)]
-    closed = {x.attempt for x in happened[:cut] if isinstance(x, e.CopyFinished)}
-    (lost, *_) = [copy for copy in begun if copy.attempt not in closed]
-    merged, t = happened[cut], happened[cut].t
-    world.journal.events[cut:] = [
-        e.WeightsMerged(t, merged.job, 1, "", (), tuple((a, HOSTILE) for a in merged.accepted)),
-        e.CopyLost(t + 1, lost.attempt, HOSTILE),
-        e.DeviceLost(t + 2, lost.device, HOSTILE),
-        e.HeadStarted(t + 3, 2),
-        e.RunStopped(t + 4, HOSTILE),
-    ]
-    return world
+from tests.support.runs import (
+    HOSTILE,
+    devices_of,
+    m5_world,
+    stored,
+    trained_world,
+    unlucky_world,
+)
+from tests.support.worlds import World
 
 
 def rendered(world: World, width: int) -> str:
@@ -61,15 +38,6 @@ def rendered(world: World, width: int) -> str:
     timeline = trace([device.name for device in devices], happened)
     show(summary, timeline, [job.id for job in world.mix.jobs], console)
     return console.file.getvalue()
-
-
-def stored(world: World, runs: Path, name: str = "run-1") -> RunStore:
-    store = RunStore.create(runs, RunFacts(name, world.mix, world.nodes, "now", "0"))
-    journal = FileJournal(store.journal_path)
-    for event in world.journal.events:
-        journal.append(event)
-    journal.close()
-    return store
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
@@ -158,10 +126,10 @@ def test_a_run_under_way_is_not_offered_for_resuming(tmp_path, capsys):
     del world.journal.events[len(world.journal.events) // 2 :]
     store = stored(world, tmp_path)
     with store.locked():
-        report("run-1", tmp_path)
+        report(["run-1"], tmp_path)
         assert "running" in (text := capsys.readouterr().out)
         assert "hadar resume" not in text
-    report("run-1", tmp_path)
+    report(["run-1"], tmp_path)
     assert "hadar resume run-1" in capsys.readouterr().out
 
 
@@ -170,13 +138,122 @@ def test_mistakes_are_named(tmp_path):
         report(None, tmp_path)
     store = stored(trained_world(), tmp_path)
     with pytest.raises(InputError, match="did you mean 'run-1'"):
-        report("run-2", tmp_path)
+        report(["run-2"], tmp_path)
     with pytest.raises(InputError, match="--list"):
-        report("run-1", tmp_path, every=True)
+        report(["run-1"], tmp_path, every=True)
     lines = store.journal_path.read_bytes().splitlines(keepends=True)
     store.journal_path.write_bytes(b"".join([*lines, *lines[1:]]))  # everything happens twice
     with pytest.raises(StorageError, match="contradict"):
-        report("run-1", tmp_path)
+        report(["run-1"], tmp_path)
+
+
+def test_a_forecast_is_held_against_what_happened(tmp_path, capsys):
+    world = trained_world()
+    ttd_s = world.journal.events[-1].t
+    forecast = Forecast(1.5 * ttd_s, {"job-0": 1.0}, None, "the formula")
+    stored(world, tmp_path, forecast=forecast)
+    report(None, tmp_path)
+    assert "50.0 % too long" in capsys.readouterr().out
+    report(None, tmp_path, as_json=True)
+    told = json.loads(capsys.readouterr().out)["forecast"]
+    assert told["ttd_error"] == pytest.approx(0.5)
+    assert told["forecast"]["basis"] == "the formula"
+    assert set(told["jct_errors"]) == {"job-0"}
+
+
+# -- several runs ------------------------------------------------------------------------------
+
+
+def test_runs_are_compared_and_the_best_is_marked(tmp_path, capsys):
+    stored(m5_world(), tmp_path, "forked")
+    stored(m5_world("yarn-cs"), tmp_path, "queued")
+    report(["queued", "forked"], tmp_path, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert [run["run"] for run in told["runs"]] == ["queued", "forked"]
+    assert [run["policy"] for run in told["runs"]] == ["yarn-cs", "hadare"]
+    assert told["best"]["ttd_s"] == "forked"
+    assert [len(job["outcomes"]) for job in told["jobs"]] == [2] * 5
+    assert told["caveats"] == []
+    report(["queued", "forked"], tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    (queued,) = [line for line in lines if line.startswith("queued ")]
+    (forked,) = [line for line in lines if line.startswith("forked ")]
+    best_s = format.duration(min(run["ttd_s"] for run in told["runs"]))
+    assert f"{best_s}*" in forked and f"{best_s}*" not in queued
+    assert max(map(len, lines)) <= 120
+
+
+def test_what_cannot_be_compared_is_said(tmp_path, capsys):
+    stored(trained_world(), tmp_path, "whole")
+    stored(unlucky_world(), tmp_path, "broken")
+    stored(m5_world(), tmp_path, "other")
+    report(["whole", "broken", "other"], tmp_path, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    words = " ".join(told["caveats"])
+    assert "other trained other jobs than whole" in words
+    assert "broken is stopped" in words
+    assert "broken trained other jobs" not in words
+    assert "ttd_s" not in told["best"] or told["best"]["ttd_s"] != "broken"
+    with pytest.raises(InputError, match="with itself"):
+        report(["whole", "whole"], tmp_path)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_comparison_fits_the_terminal_with_its_names_whole(tmp_path, width):
+    records = [
+        read_record(stored(m5_world(policy), tmp_path, f"m5-1116-0342-{policy}"))
+        for policy in ("hadare", "gavel")
+    ]
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    compare.show(compare.compare(records), console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(line.startswith("m5-1116-0342-gavel ") for line in lines)
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_directory_of_tables_adds_up_to_the_summary(tmp_path, capsys):
+    stored(m5_world(), tmp_path / "runs", "m5")
+    report(None, tmp_path / "runs", tables=tmp_path / "tables")
+    report(None, tmp_path / "runs", as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    found = {path.stem: rows_of(path) for path in (tmp_path / "tables").glob("*.csv")}
+    assert set(found) >= {"run", "jobs", "devices", "rates", "commits", "quality", "attempts"}
+    trained_s = sum(float(row["train_s"]) for row in found["attempts"])
+    assert trained_s == pytest.approx(told["busy_s"])
+    steps = {row["job"]: int(row["steps"]) for row in found["commits"]}  # the last one counts
+    assert steps == {job["name"]: job["steps_done"] for job in told["jobs"]}
+    assert {row["accuracy"] for row in found["quality"]} == {"0.1", "0.9"}
+    assert {(row["run"], row["policy"]) for rows in found.values() for row in rows} == {
+        ("m5", "hadare")
+    }
+
+
+def test_one_file_holds_a_row_for_each_value(tmp_path):
+    stored(m5_world(), tmp_path, "one")
+    stored(m5_world("gavel"), tmp_path, "two")
+    report(["one", "two"], tmp_path, tables=tmp_path / "all.csv")
+    rows = rows_of(tmp_path / "all.csv")
+    assert list(rows[0]) == ["run", "policy", "table", "job", "device", "t_s", "measure", "value"]
+    ttds = {row["run"]: float(row["value"]) for row in rows if row["measure"] == "ttd_s"}
+    assert set(ttds) == {"one", "two"} and min(ttds.values()) > 0
+    assert all(row["measure"] and row["value"] for row in rows)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    stored(trained_world(), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        report(None, tmp_path, tables=tmp_path / "file" / "x.csv")
+    with pytest.raises(InputError, match="directory"):
+        report(None, tmp_path, page=tmp_path)
 
 
 def test_a_finished_run_is_reported_without_heavy_imports(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from hadar_cli.adapters.fitting import fit
 from hadar_cli.adapters.simulated import Costs
 from hadar_cli.adapters.simulation import (
     ModelledSpeeds,
@@ -15,7 +16,6 @@ from hadar_cli.adapters.simulation import (
     Scenario,
     TableSpeeds,
     Work,
-    fit,
     lower_bound_s,
     parse_cluster,
     require_known_gpus,
@@ -142,6 +142,15 @@ def test_moving_a_job_is_a_restart() -> None:
     assert result.changed_rounds > 0.5
 
 
+@pytest.mark.parametrize(("policy", "restarts"), [("yarn-cs", 0), ("tiresias", 1)])
+def test_only_a_policy_that_preempts_moves_a_job_to_make_room(policy: str, restarts: int) -> None:
+    """Two short gangs of three leave a long job on each node when a gang of four arrives."""
+    short = [job(0, 300, gpus=3), job(1, 300, gpus=3)]
+    long = [job(2, 20_000), job(3, 20_000)]
+    one = scenario(*short, *long, job(4, 300, 4, arrives_s=250.0), cluster="v100:8", per_node=4)
+    assert result_of(one, policy).restarts == restarts
+
+
 # -- like a real run -------------------------------------------------------------------------
 
 
@@ -150,7 +159,8 @@ def test_costs_and_speeds_are_fitted_from_a_journal() -> None:
     world = make_world(mix, make_nodes({"x": 1.0, "y": 0.3}), costs=Costs(1.5, 0.25))
     world.loop.run()
     devices = tuple(d for node in world.nodes for d in node.devices)
-    fitted, truth = fit(mix, devices, world.journal.events)
+    fitted = fit(mix, devices, world.journal.events)
+    truth = fitted.rates(mix.jobs, devices)
     assert fitted.costs.start_s == pytest.approx(1.5)
     assert fitted.costs.sync_s == pytest.approx(0.25)
     assert truth.rate(0, "x") == pytest.approx(20.0)

@@ -1,14 +1,19 @@
 """What a run is doing, read from its journal."""
 
 import os
+import time
 
 import pytest
+from typer.testing import CliRunner
 
 from hadar_cli.adapters.store import FileJournal, RunFacts, RunStore
+from hadar_cli.cli.main import app
 from hadar_cli.cli.status import read_status
+from hadar_cli.cli.watch import Spectator
 from hadar_cli.core import events
 from hadar_cli.core.model import Job, Mix, Node
-from hadar_cli.errors import StorageError
+from hadar_cli.errors import InputError, StorageError
+from hadar_cli.report.scene import Scene
 
 JOBS = (Job(0, "weather", 100, 8), Job(1, "language", 200, 8))
 NODES = (Node("fast", "local"), Node("slow", "local"), Node("far", "local"))
@@ -76,3 +81,60 @@ def test_a_run_that_has_not_begun_has_a_status_too(run):
 def test_contradicting_records_are_a_storage_error(run):
     with pytest.raises(StorageError, match="contradict"):
         read_status(run([events.CopyLost(1.0, "nobody", "why")]))
+
+
+# -- looking at it -------------------------------------------------------------------------------
+
+
+def look_at(store, *options):
+    command = [str(store.directory), *options]
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, ["status", *command])
+
+
+def test_one_look_shows_devices_jobs_and_the_log(run):
+    shown = look_at(run(UNDER_WAY)).output
+    assert "m with hadare · run r1 · unfinished" in shown
+    assert "30/100" in shown and "0/200" in shown
+    assert "far lost; the others take its work (its agent ended)" in shown
+    assert "hadar resume r1" in shown
+
+
+def test_a_run_that_someone_drives_shows_what_is_probably_done(run):
+    """Nobody reports to a spectator: the measured rate of 5 steps a second fills the gap."""
+    store = run([*UNDER_WAY[:6], events.CopyStarted(10.0, "b", 0, 2, "fast", 2, 1, ((30, 80),))])
+    os.utime(store.journal_path, (time.time() - 4,) * 2)
+    with store.locked():
+        seen = Spectator(store)
+        scene = Scene(seen.facts.mix, seen.devices, seen.state, seen.rates, seen.now, guesses=True)
+        seen.look(scene.happened)
+        fast = scene.device_rows()[0]
+    assert seen.standing == "running"
+    assert (fast.doing, fast.job, fast.rate) == ("training", "weather", 5.0)
+    assert 50 > fast.steps >= 20
+
+
+def test_a_spectator_hears_every_event_once(run):
+    store, heard = run(UNDER_WAY[:4]), []
+    seen = Spectator(store)
+    seen.look(heard.append)
+    seen.look(heard.append)
+    assert heard == UNDER_WAY[:4]
+    run(UNDER_WAY[4:])
+    seen.look(heard.append)
+    assert heard == UNDER_WAY
+
+
+def test_watching_a_run_that_has_ended_tells_it_and_leaves(run):
+    watched = look_at(run([*UNDER_WAY, events.RunFinished(13.0)]), "--watch")
+    assert watched.exit_code == 0
+    assert "far lost" in watched.output and "run r1 is finished" in watched.output
+
+
+def test_json_and_watch_do_not_go_together(run):
+    assert isinstance(look_at(run(UNDER_WAY), "--watch", "--json").exception, InputError)
+
+
+@pytest.mark.parametrize("last", [events.RunStopped(13.0, "interrupted"), UNDER_WAY[-1]])
+def test_the_way_on_is_to_resume(run, last):
+    shown = look_at(run([*UNDER_WAY[:-1], last])).output
+    assert "continue with: hadar resume r1" in shown

@@ -12,9 +12,10 @@ import pytest
 import safetensors
 import torch
 
-from hadar_cli.adapters import tensors
+from hadar_cli.adapters import blending
 from hadar_cli.adapters.safetensors_file import Checkpoint
 from hadar_cli.adapters.tensors import Contribution, Merged
+from hadar_cli.core.model import OuterStep
 from hadar_cli.errors import StorageError
 from tests.support.checkpoints import FLOATS, Folder, W, noise, with_state
 
@@ -53,7 +54,7 @@ def test_mean_is_weighted_by_steps_and_batch_size(folder: Folder, dtype: torch.d
 
 
 def test_tensors_larger_than_a_chunk(folder: Folder) -> None:
-    size = 2 * tensors.CHUNK + tensors.BLOCK + 3
+    size = 2 * blending.CHUNK + blending.BLOCK + 3
     values = [noise(i, size) for i in range(2)]
     folder.add({W: values[0], "model/0/b": values[0][:3].clone()}, steps=1)
     folder.add({W: values[1], "model/0/b": values[1][:3].clone()}, steps=3)
@@ -196,6 +197,92 @@ def test_the_leader_is_the_first_of_those_with_most_steps(folder: Folder) -> Non
     assert folder.load()["optimizer/0/0/exp_avg"].item() == 2.0
 
 
+# --- what the script keeps besides
+
+
+def test_other_state_is_averaged_and_never_strides(folder: Folder) -> None:
+    folder.base = folder.save("base", {W: torch.zeros(1)})
+    for value, steps in ((1.0, 10), (4.0, 30)):
+        content = {W: torch.tensor([value]), "state/ema/w": torch.tensor([value])}
+        folder.add(content, steps)
+    for optimizer_state in ("average", "leader", "reset"):
+        folder.merge(rule="progress", optimizer_state=optimizer_state)
+        assert folder.load()["state/ema/w"].item() == 3.25
+
+
+# --- the outer step
+
+OUTER = OuterStep(lr=0.5, momentum=0.8)
+
+
+def test_the_outer_step_is_nesterovs_and_its_momentum_goes_with_the_weights(
+    folder: Folder,
+) -> None:
+    """Two merges by hand: from 10 the copies' mean gets 2 further down each time."""
+    folder.base = folder.save("base", {W: torch.tensor([10.0])})
+    folder.add({W: torch.tensor([7.0])})
+    folder.add({W: torch.tensor([9.0])})
+    folder.merge(outer=OUTER)
+    assert folder.load()["outer/" + W].item() == pytest.approx(2.0)
+    first = folder.load()[W].item()
+    assert first == pytest.approx(10 - 0.5 * (2 + 0.8 * 2))
+
+    folder.base = folder.out.rename(folder.path / "first")
+    folder.contributions.clear()
+    folder.add({W: torch.tensor([first - 2.0])})
+    folder.merge(outer=OUTER)
+    momentum = 0.8 * 2 + 2
+    assert folder.load()["outer/" + W].item() == pytest.approx(momentum)
+    assert folder.load()[W].item() == pytest.approx(first - 0.5 * (2 + 0.8 * momentum))
+
+
+def test_an_outer_step_of_one_without_momentum_is_the_mean(folder: Folder) -> None:
+    folder.base = folder.save("base", {W: torch.zeros(3)})
+    for i in range(2):
+        folder.add({W: torch.full((3,), float(i))})
+    folder.merge(outer=OuterStep(lr=1.0, momentum=0.0))
+    assert folder.load()[W].tolist() == [0.5] * 3
+
+
+def test_the_first_merge_has_no_outer_step(folder: Folder) -> None:
+    for i in range(2):
+        folder.add({W: torch.full((3,), float(i))})
+    folder.merge(outer=OUTER)
+    assert folder.load().keys() == {W} and folder.load()[W].tolist() == [0.5] * 3
+
+
+def test_buffers_and_counters_take_no_outer_step(folder: Folder) -> None:
+    content = {W: torch.ones(1), "model/0/mean": torch.ones(1), "model/0/n": torch.ones(1).int()}
+    notes = {"buffers": ["model/0/mean", "model/0/n"]}
+    folder.base = folder.save("base", {n: 0 * t for n, t in content.items()}, notes)
+    for _ in range(2):
+        folder.add(content, notes=notes)
+    folder.merge(outer=OUTER)
+    assert folder.load()["model/0/mean"].item() == folder.load()["model/0/n"].item() == 1
+    assert folder.load().keys() == {*content, "outer/" + W}
+
+
+def test_the_momentum_of_half_floats_is_kept_in_float32(folder: Folder) -> None:
+    folder.base = folder.save("base", {W: torch.zeros(1, dtype=torch.bfloat16)})
+    for _ in range(2):
+        folder.add({W: torch.tensor([1.0], dtype=torch.bfloat16)})
+    folder.merge(outer=OUTER)
+    assert folder.load()["outer/" + W].dtype == torch.float32
+    assert folder.load()[W].dtype == torch.bfloat16
+
+
+def test_momentum_that_a_script_hands_back_counts_for_nothing(folder: Folder) -> None:
+    """Plain scripts may save whatever they loaded; only the base's momentum is true."""
+    name = "outer/" + W
+    folder.base = folder.save("base", {W: torch.zeros(1), name: torch.tensor([1.0])})
+    folder.add({W: torch.zeros(1), name: torch.tensor([float("nan")])})
+    folder.add({W: torch.zeros(1)})
+    assert folder.merge(outer=OUTER).refused == ()
+    assert folder.load()[name].item() == pytest.approx(0.8)
+    folder.merge()
+    assert folder.load().keys() == {W}
+
+
 # --- what comes out
 
 
@@ -254,5 +341,5 @@ def test_memory_is_bounded_by_the_blocks(folder: Folder) -> None:
     folder.merge(rule="progress")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    per_thread = 3 * 4 * tensors.CHUNK + 8 * 8 * tensors.BLOCK
-    assert peak < tensors.THREADS * per_thread + 8 * mb
+    per_thread = 3 * 2 * 8 * blending.CHUNK + 8 * 8 * blending.BLOCK
+    assert peak < blending.THREADS * per_thread + 8 * mb

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hadar_cli.adapters.traces import read_throughputs, read_trace
+from hadar_cli.adapters.traces import read_throughputs, read_trace, why_not
 from hadar_cli.errors import InputError
 
 NEW = (
@@ -104,7 +104,7 @@ def test_bad_lines_are_told_one_by_one(tmp_path, steps, gpus, at, field, why):
     assert why in problem.message
 
 
-def test_jobs_that_cannot_run_are_told_with_their_lines(tmp_path):
+def test_jobs_that_cannot_run_are_told_with_the_reason(tmp_path):
     lines = [
         NEW.format(steps=10, gpus=1, at=0),
         NEW.format(steps=10, gpus=99, at=0),
@@ -112,11 +112,11 @@ def test_jobs_that_cannot_run_are_told_with_their_lines(tmp_path):
         OLD.format(steps=10, gpus=1, at=0),
     ]
     trace = read_trace(written(tmp_path, "\n".join(lines)))
-    fitting = trace.fitting(table(tmp_path), ("k80",), devices=8)
-    assert [job.id for job in fitting.jobs] == [0]
-    assert [problem.line for problem in fitting.problems] == [2, 3, 4]
-    too_wide, unknown, nowhere = (problem.message for problem in fitting.problems)
-    assert too_wide == "asks for 99 GPUs; the cluster has 8"
+    good, *bad = [why_not(job, table(tmp_path), ("k80",), devices=8) for job in trace.jobs]
+    assert good is None
+    assert [trace.lines[job.id] for job in trace.jobs] == [1, 2, 3, 4]
+    too_wide, unknown, nowhere = map(str, bad)
+    assert too_wide.endswith("asks for 99 GPUs; the cluster has 8")
     assert "did you mean 'ResNet-18 (batch size 64)'?" in unknown
     assert "runs on none of k80" in nowhere
 

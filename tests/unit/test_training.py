@@ -8,9 +8,11 @@ import time
 import pytest
 import torch
 from safetensors import safe_open
-from torch.utils.data import Dataset
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hadar_cli import training
+from hadar_cli.node import checkpoint
 from hadar_cli.node.order import parse_slices, take
 from hadar_cli.node.pacing import Pace
 
@@ -312,3 +314,360 @@ def test_slices_as_text():
     assert parse_slices("120:180,300:320") == ((120, 180), (300, 320))
     assert take(((0, 3), (10, 20)), 5) == ((0, 3), (10, 12))
     assert parse_slices("") == ()
+
+
+# -- loops that keep their epochs, loaders and updates ----------------------------------------
+
+
+class Plain(Script):
+    """An ordinary script: its own epochs, ``DataLoader``, updates and schedule."""
+
+    def __init__(self, schedule: str = "epoch", **options) -> None:
+        super().__init__(**options)
+        self.schedule = schedule
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda k: 1.0 / (1 + k))
+        self.loader = DataLoader(self.data, batch_size=4, shuffle=True)
+        self.seen_epochs: list[int] = []
+
+    def run(self) -> None:
+        t = training(self.model, self.optimizer, self.scheduler, **self.options)
+        for epoch in t.epochs(range(1, 4)):
+            self.seen_epochs.append(epoch)
+            for x, index in t.loader(self.loader):
+                self.batches.append(index.tolist())
+                self.optimizer.zero_grad()
+                self.model(x / 20).square().mean().backward()
+                self.optimizer.step()
+                if self.schedule == "step":
+                    self.scheduler.step()
+                self.on_step()
+            if self.schedule == "epoch":
+                self.scheduler.step()
+
+
+def test_epochs_by_hand_are_the_scripts_own():
+    script = Plain()
+    script.run()
+    assert script.seen_epochs == [1, 2, 3]
+    assert [sorted(flat(script.batches[i : i + 5])) for i in (0, 5, 10)] == [list(range(20))] * 3
+    assert script.scheduler.last_epoch == 3
+
+
+def test_an_order_across_epochs_lets_the_script_end_each(order):
+    placed = order(STEPS=8, SLICES="3:11", TOTAL_STEPS=15)
+    script = Plain()
+    script.run()
+    assert script.seen_epochs == [1, 2, 3]
+    assert len(script.batches) == result_of(placed)["steps"] == 8
+    assert result_of(placed)["stopped"] == "steps"
+
+
+def test_an_errand_comes_before_the_epoch_that_the_next_order_is_in(order, tmp_path):
+    following = tmp_path / "next"
+    errand = order(1, STEPS=0, SLICES="", NEXT=following, TOTAL_STEPS=15)
+    errand["HADAR_CKPT_OUT"] = ""
+    second = order.place(2, STEPS=2, SLICES="11:13", TOTAL_STEPS=15)
+    following.write_text(json.dumps(second))
+    script = Plain()
+    script.run()
+    assert script.seen_epochs == [3]
+    assert (result_of(errand)["steps"], result_of(errand)["waiting"]) == (0, True)
+    assert result_of(second)["slices"] == [[11, 13]]
+
+
+def test_an_existing_loader_gives_the_same_steps_as_its_data_set(order):
+    order(1, STEPS=5, SLICES="2:7")
+    plain, short = Plain(), Script()
+    plain.run()
+    order(2, STEPS=5, SLICES="2:7")
+    short.run()
+    assert plain.batches == short.batches
+
+
+@pytest.mark.parametrize(("unit", "ticks"), [("step", 53), ("epoch", 10)])
+def test_a_schedule_that_the_script_ticks_moves_to_the_jobs_place(order, unit, ticks):
+    first = order(1, STEPS=3, SLICES="0:3")
+    Plain(unit).run()
+    where = {"CKPT_IN": first["HADAR_CKPT_OUT"], "GLOBAL_STEP": 50}
+    placed = order(2, STEPS=3, SLICES="50:53", **where)
+    script = Plain(unit)
+    script.on_step = lambda: ticked.append(script.scheduler.last_epoch)
+    ticked: list[int] = []
+    script.run()
+    assert ticked[-1] == ticks
+    at = 51 if unit == "step" else 11
+    assert result_of(placed)["lr"][0] == pytest.approx(1e-3 / at)
+
+
+def test_ticking_a_schedule_twice_is_an_error():
+    script = Script(epochs=2)
+    with (
+        pytest.raises(RuntimeError, match="ticked twice"),
+        training(script.model, script.optimizer, script.scheduler) as t,
+    ):
+        for _ in t.epochs(2):
+            for x, _ in t.loader(script.data, batch_size=4):
+                t.step(script.model(x).mean())
+            script.scheduler.step()
+
+
+def test_t_step_can_tick_by_epoch():
+    script = Script(epochs=3, schedule="epoch")
+    with training(script.model, script.optimizer, script.scheduler, schedule="epoch") as t:
+        for _ in t.epochs(3):
+            for x, _ in t.loader(script.data, batch_size=4):
+                t.step(script.model(x).mean())
+    assert script.scheduler.last_epoch == 3
+
+
+def test_a_plateau_is_kept_and_left_to_the_script(order):
+    def script() -> Script:
+        made = Script()
+        made.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(made.optimizer, patience=0)
+        return made
+
+    first = order(1, STEPS=2, SLICES="0:2")
+    one = script()
+    one.scheduler.step(1.0)
+    one.scheduler.step(2.0)  # worse: the rate is cut
+    one.run()
+    order(2, STEPS=1, SLICES="9:10", CKPT_IN=first["HADAR_CKPT_OUT"], GLOBAL_STEP=9)
+    two = script()
+    two.run()
+    assert two.scheduler.best == 1.0
+    assert two.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+
+
+def test_a_schedule_that_ends_holds_its_last_rate(order):
+    first = order(1, STEPS=1, SLICES="0:1")
+
+    def script() -> Script:
+        made = Script()
+        made.scheduler = torch.optim.lr_scheduler.OneCycleLR(made.optimizer, 1.0, total_steps=10)
+        return made
+
+    script().run()
+    order(2, STEPS=5, SLICES="50:55", CKPT_IN=first["HADAR_CKPT_OUT"], GLOBAL_STEP=50)
+    late = script()
+    late.run()
+    assert late.optimizer.param_groups[0]["lr"] == pytest.approx(1.0 / 25 / 1e4)
+
+
+# -- updates ----------------------------------------------------------------------------------
+
+
+def test_accumulated_batches_are_one_update_and_none_is_left_out(order):
+    updates = []
+    order(1, STEPS=5, SLICES="0:5")
+    script = Script(accumulate=2)
+    script.optimizer.register_step_post_hook(lambda *_: updates.append(len(script.batches)))
+    script.run()
+    assert updates == [2, 4, 5]  # the last one when the order ends: its step counts
+    assert script.scheduler.last_epoch == 2
+
+
+def test_a_schedule_of_accumulated_updates_follows_the_updates(order):
+    first = order(1, STEPS=4, SLICES="0:4")
+    Script(accumulate=2).run()
+    order(2, STEPS=2, SLICES="50:52", CKPT_IN=first["HADAR_CKPT_OUT"], GLOBAL_STEP=50)
+    script = Script(accumulate=2)
+    script.run()
+    assert script.scheduler.last_epoch == 26
+
+
+class Overflowing(torch.nn.Module):
+    """The square of what it is given; its gradient overflows in half precision when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.overflow = torch.nn.Parameter(torch.ones(1)), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * (float("inf") if self.overflow else 1.0)
+
+
+def test_a_grad_scaler_skips_what_overflows_and_is_restored(order):
+    first = order(1, STEPS=4, SLICES="0:4", LR_SCALE=3.0)
+    script = Script(scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+    script.model = Overflowing()
+    script.optimizer = torch.optim.SGD(script.model.parameters(), 1e-3)
+    script.scheduler = torch.optim.lr_scheduler.LambdaLR(script.optimizer, lambda k: 1.0)
+
+    def overflow_once() -> None:
+        script.model.overflow = len(script.batches) == 1
+
+    script.on_step = overflow_once
+    script.run()
+    result = result_of(first)
+    assert result["steps"] == 4
+    assert script.scheduler.last_epoch == 3  # the skipped update ticked nothing
+    assert torch.isfinite(script.model.weight).all()
+    order(2, STEPS=1, SLICES="4:5", CKPT_IN=first["HADAR_CKPT_OUT"], GLOBAL_STEP=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    again = Script(scaler=scaler)
+    again.model = Overflowing()
+    again.optimizer, again.scheduler = torch.optim.SGD(again.model.parameters(), 1e-3), None
+    again.run()
+    assert scaler.get_scale() == 512.0
+
+
+def test_the_scale_of_the_rate_is_around_the_scripts_own_updates_too(order):
+    moves = []
+    for scale in (1.0, 2.5):
+        order(int(scale), STEPS=1, SLICES="0:1", LR_SCALE=scale)
+        script = Plain()
+        script.optimizer = torch.optim.SGD(script.model.parameters(), lr=0.1)
+        script.scheduler = torch.optim.lr_scheduler.LambdaLR(script.optimizer, lambda k: 1.0)
+        before = script.model.weight.item()
+        script.run()
+        moves.append(script.model.weight.item() - before)
+        assert script.optimizer.param_groups[0]["lr"] == 0.1
+    assert moves[1] == pytest.approx(2.5 * moves[0], rel=1e-5)
+
+
+def test_leaving_the_loop_early_hands_in_what_was_done(order):
+    placed = order(STEPS=10, SLICES="0:10")
+    script = Script()
+    with training(script.model, script.optimizer) as t:
+        for x, _ in t.loader(script.data, batch_size=4):
+            t.step(script.model(x).mean())
+            break
+    assert (result_of(placed)["steps"], result_of(placed)["stopped"]) == (1, "end")
+
+
+# -- what a checkpoint holds ------------------------------------------------------------------
+
+
+def saved(tmp_path, models, optimizers=(), **extras):
+    path = tmp_path / "saved"
+    checkpoint.save(path, checkpoint.Parts(models, optimizers, (), extras))
+    return path
+
+
+def test_a_compiled_model_is_saved_under_its_own_names(tmp_path):
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    compiled = torch.compile(inner)  # compiles nothing before it is called
+    path = saved(tmp_path, [compiled])
+    assert set(load_file(path)) == {f"model/0/{name}" for name in inner.state_dict()}
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    checkpoint.load(path, checkpoint.Parts([plain], []))
+    assert torch.equal(plain[0].weight, inner[0].weight)
+    other = torch.compile(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+    checkpoint.load(path, checkpoint.Parts([other], []))
+    assert torch.equal(other.state_dict()["_orig_mod.0.weight"], inner[0].weight)
+
+
+def test_several_models_optimizers_and_other_state_come_back(tmp_path):
+    class Counter:
+        def __init__(self) -> None:
+            self.state = {"seen": {3: 0.5}, "mean": torch.zeros(2), "name": "a"}
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state) -> None:
+            self.state = state
+
+    def parts():
+        models = [torch.nn.Linear(2, 1), torch.nn.Linear(1, 2)]
+        optimizers = [torch.optim.Adam(m.parameters()) for m in models]
+        return models, optimizers, Counter()
+
+    models, optimizers, counter = parts()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        model(torch.ones(1, model.in_features)).sum().backward()
+        optimizer.step()
+    counter.state = {"seen": {3: 0.25, 4: 1.0}, "mean": torch.ones(2), "name": "b"}
+    path = saved(tmp_path, models, optimizers, counter=counter)
+
+    other_models, other_optimizers, other = parts()
+    checkpoint.load(path, checkpoint.Parts(other_models, other_optimizers, (), {"counter": other}))
+    assert torch.equal(other_models[1].weight, models[1].weight)
+    state = [o.state_dict()["state"][0]["exp_avg"] for o in (optimizers[1], other_optimizers[1])]
+    assert torch.equal(*state)
+    assert other.state["seen"] == {3: 0.25, 4: 1.0}
+    assert torch.equal(other.state["mean"], torch.ones(2))
+
+
+def test_a_buffer_that_is_a_view_is_saved_by_itself(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    whole = torch.arange(6.0)
+    model.register_buffer("head", whole[:4])
+    model.register_buffer("tail", whole[2:])
+    assert load_file(saved(tmp_path, [model]))["model/0/tail"].tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_an_optimizer_that_no_merge_can_take_is_refused_by_name(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    with pytest.raises(TypeError, match="LBFGS keeps"):
+        saved(tmp_path, [model], [optimizer])
+
+
+# -- data -------------------------------------------------------------------------------------
+
+
+def test_workers_of_the_loader_stay_from_order_to_order(order, tmp_path):
+    following = tmp_path / "next"
+    order(1, STEPS=3, SLICES="0:3", NEXT=following)
+    following.write_text(json.dumps(order.place(2, STEPS=2, SLICES="3:5")))
+
+    class Where(Numbers):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.tensor([float(index)]), os.getpid()
+
+    model = torch.nn.Linear(1, 1)
+    pids = []
+    with training(model, torch.optim.SGD(model.parameters(), 0.1)) as t:
+        for x, pid in t.loader(Where(20), batch_size=4, num_workers=1):
+            pids.append(pid[0].item())
+            t.step(model(x).mean())
+    assert len(pids) == 5
+    assert len(set(pids)) == 1
+    assert pids[0] != os.getpid()
+
+
+def test_a_loaders_words_are_kept():
+    loader = DataLoader(
+        Numbers(10), batch_size=4, drop_last=True, collate_fn=lambda batch: [i for _, i in batch]
+    )
+    model = torch.nn.Linear(1, 1)
+    with training(model, torch.optim.SGD(model.parameters(), 0.1)) as t:
+        mine = t.loader(loader)
+        assert list(mine) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert (len(mine), mine.batch_size, mine.dataset) == (2, 4, loader.dataset)
+
+
+def test_a_data_set_needs_a_batch_size_and_a_loader_none():
+    model = torch.nn.Linear(1, 1)
+    with training(model, torch.optim.SGD(model.parameters(), 0.1)) as t:
+        with pytest.raises(TypeError, match="batch_size"):
+            t.loader(Numbers(4))
+        with pytest.raises(TypeError, match="brings its own"):
+            t.loader(DataLoader(Numbers(4)), batch_size=2)
+
+
+def test_a_stream_is_read_to_its_end_by_hand_and_by_steps_under_orders(order, monkeypatch):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return (torch.tensor([float(i)]) for i in range(6))
+
+    def run() -> list[list[float]]:
+        model, seen = torch.nn.Linear(1, 1), []
+        with training(model, torch.optim.SGD(model.parameters(), 0.1), epochs=2) as t:
+            for x in t.loader(Stream(), batch_size=2):
+                seen.append(x.flatten().tolist())
+                t.step(model(x).mean())
+        return seen
+
+    assert run() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]] * 2
+    order(STEPS=2, SLICES="1:2,5:6")
+    assert run() == [[2.0, 3.0], [4.0, 5.0]]

@@ -3,8 +3,9 @@ spend on each kind, and every round goes to the jobs that are furthest behind th
 
 The shares are solved again after arrivals and completions, at most every ``resolve_s`` seconds.
 In between, a job's priority on a kind is its share there over the rounds it received there since
-the solve, which count from one half. A gang runs on one kind. Devices of jobs that end inside a
-round stay idle until its end.
+the solve, which count from one half. A gang runs on one kind; an elastic one, which its authors
+do not know, is for the program as wide as the kind allows and takes what is left of it. Devices of
+jobs that end inside a round stay idle until its end.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Gavel:
         wide = np.flatnonzero(~_can_hold(queue).any(axis=1))
         taken = fit_in_order(queue, wide[np.argsort(queue.ids[wide])], queue.capacity.tolist())
         free = [int(c) - sum(a[r] for a in taken.values()) for r, c in enumerate(queue.capacity)]
-        ids, gang = queue.ids.tolist(), queue.gang.tolist()
+        ids, gang, elastic = queue.ids.tolist(), queue.gang.tolist(), queue.elastic.tolist()
         # Kinds one after the other, the fastest first; leftovers go to jobs without a share.
         for r in general_ranking(queue):
             order = np.lexsort((queue.ids, -shares[:, r], -priority[:, r]))
@@ -68,9 +69,10 @@ class Gavel:
             for j in able.tolist():
                 if free[r] == 0:
                     break
-                if ids[j] not in taken and gang[j] <= free[r]:
-                    taken[ids[j]] = tuple(gang[j] if s == r else 0 for s in range(len(free)))
-                    free[r] -= gang[j]
+                size = min(gang[j], free[r]) if elastic[j] else gang[j]
+                if ids[j] not in taken and size <= free[r]:
+                    taken[ids[j]] = tuple(size if s == r else 0 for s in range(len(free)))
+                    free[r] -= size
         return Decision(taken, memory)
 
     def refill(self, queue: Queue, memory: GavelMemory | None = None) -> dict[int, Allocation]:
@@ -79,8 +81,9 @@ class Gavel:
     def shares(self, queue: Queue) -> FloatArray:
         """x_jr, the share of its time that job j should spend on kind r."""
         equal = queue.rates @ (queue.capacity / max(1, len(queue)))
-        weights = queue.rates * queue.gang[:, None] / np.maximum(equal, 1e-300)[:, None]
-        return max_min_shares(np.where(_can_hold(queue), weights, 0), queue.gang, queue.capacity)
+        widths = _widths(queue)
+        weights = queue.rates * widths / np.maximum(equal, 1e-300)[:, None]
+        return max_min_shares(np.where(_can_hold(queue), weights, 0), widths, queue.capacity)
 
     def _solved(self, queue: Queue, memory: GavelMemory | None) -> GavelMemory:
         rows = np.argsort(queue.ids)
@@ -103,15 +106,19 @@ class GavelMakespan(Gavel):
     name: ClassVar[str] = "gavel-makespan"
 
     def shares(self, queue: Queue) -> FloatArray:
-        gang = queue.gang.astype(np.float64)
-        plan = gang_optimum(queue.remaining, queue.rates, gang, queue.capacity.astype(np.float64))
+        fits = _can_hold(queue)
+        fits[~fits.any(axis=1)] = True  # gangs that must be mixed
+        gang, pools = queue.gang.astype(np.float64), queue.capacity.astype(np.float64)
+        rates = np.where(fits, queue.rates, 0.0)
+        plan = gang_optimum(queue.remaining, rates, gang, pools, queue.elastic)
         if not 0 < plan.makespan_s < float("inf"):
             return np.zeros_like(queue.rates)
-        return plan.seconds / plan.makespan_s
+        shares = plan.seconds / plan.makespan_s * gang[:, None] / np.maximum(_widths(queue), 1)
+        return np.minimum(shares, 1.0)
 
 
-def max_min_shares(weights: FloatArray, gang: IntArray, capacity: IntArray) -> FloatArray:
-    """argmax min_j Σ_r weights_jr·x_jr with Σ_r x_jr ≤ 1 and Σ_j W_j·x_jr ≤ c_r."""
+def max_min_shares(weights: FloatArray, widths: IntArray, capacity: IntArray) -> FloatArray:
+    """argmax min_j Σ_r weights_jr·x_jr with Σ_r x_jr ≤ 1 and Σ_j W_jr·x_jr ≤ c_r."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
@@ -123,7 +130,9 @@ def max_min_shares(weights: FloatArray, gang: IntArray, capacity: IntArray) -> F
     some = np.unique(row)  # jobs without any kind do not hold down the minimum
     rows = np.concatenate([row, some, jobs + row, 2 * jobs + column])
     columns = np.concatenate([pair, np.full(len(some), last), pair, pair])
-    values = np.concatenate([-weights[row, column], np.ones(len(some)), np.ones(last), gang[row]])
+    values = np.concatenate(
+        [-weights[row, column], np.ones(len(some)), np.ones(last), widths[row, column]]
+    )
     matrix = coo_array((values, (rows, columns)), shape=(2 * jobs + kinds, last + 1)).tocsr()
     limits = np.concatenate([np.zeros(jobs), np.ones(jobs), capacity])
     cost = np.zeros(last + 1)
@@ -135,9 +144,16 @@ def max_min_shares(weights: FloatArray, gang: IntArray, capacity: IntArray) -> F
     return shares
 
 
+def _widths(queue: Queue) -> IntArray:
+    """Jobs × kinds: how many devices the gang has there at most."""
+    gang = np.broadcast_to(queue.gang[:, None], queue.rates.shape)
+    return np.where(queue.elastic[:, None], np.minimum(gang, queue.capacity), gang)
+
+
 def _can_hold(queue: Queue) -> BoolArray:
-    """Jobs × kinds: where the whole gang can run on one kind."""
-    return (queue.rates > 0) & (queue.gang[:, None] <= queue.capacity)
+    """Jobs × kinds: where the gang can run on one kind."""
+    able: BoolArray = (queue.rates > 0) & (_widths(queue) <= queue.capacity) & (queue.capacity > 0)
+    return able
 
 
 def _rows(values: FloatArray, memory: GavelMemory, queue: Queue) -> FloatArray:

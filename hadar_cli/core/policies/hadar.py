@@ -27,12 +27,36 @@ CHOICES = {
 FIRST, NEXT, LAST = 0, 1, 2  # tiers of the order in which jobs choose
 
 
+@dataclass(frozen=True, slots=True)
+class HadarMemory:
+    """The last decision and the queue it was made for."""
+
+    prices: FluidPrices
+    decided_s: float
+    ids: IntArray  # ascending
+    capacity: IntArray
+    allocations: dict[int, Allocation]
+
+    def still_holds(self, queue: Queue, rethink: float) -> bool:
+        """Whether nobody came, ended or lost its devices since, and it is not long ago.
+
+        The longer the queue, the slower it changes; towards the end every slot counts.
+        """
+        return (
+            queue.now_s - self.decided_s < rethink * self.prices.value_s
+            and len(queue) == len(self.ids)
+            and queue.running == self.allocations
+            and np.array_equal(queue.capacity, self.capacity)
+            and np.array_equal(np.sort(queue.ids), self.ids)
+        )
+
+
 @register
 @dataclass(frozen=True, slots=True)
 class Hadar:
-    """``critical``, ``theta`` and ``wide`` are shares of the time that the queue still needs.
+    """``critical``, ``theta``, ``wide`` and ``rethink`` are shares of the time the queue needs.
 
-    Raising them favours the mean completion time, lowering them the end of the last job.
+    Raising the first three favours the mean completion time, lowering them the end of the last job.
     """
 
     name: ClassVar[str] = "hadar"
@@ -45,6 +69,7 @@ class Hadar:
     patience: float = 0.17  # this much dearer than the best, a job still keeps its devices
     restlessness: float = 0.1  # for this much more speed it moves to devices that stand idle
     choosiness: float = 0.02  # this much dearer, it takes new ones rather than wait
+    rethink: float = 0.01  # of the time the queue needs: then all is decided again, come what may
 
     def __post_init__(self) -> None:
         for field, known in CHOICES.items():
@@ -58,12 +83,16 @@ class Hadar:
                     fix=f"use one of: {', '.join(known)}",
                 )
 
-    def allocate(self, queue: Queue, memory: FluidPrices | None = None) -> Decision:
+    def allocate(self, queue: Queue, memory: HadarMemory | None = None) -> Decision:
         if not len(queue):
             return Decision({}, memory)
         if self.prices == "paper":
             return Decision(self._by_payoff(queue, queue.capacity.tolist(), {}))
-        start = memory.per_second if memory else None
+        # Longest first, jobs of almost equal length have to take turns: they need a closer look.
+        rethink = 0.2 * self.rethink if self.objective == "makespan" else self.rethink
+        if memory and memory.still_holds(queue, rethink):
+            return Decision(memory.allocations, memory)
+        start = memory.prices.per_second if memory else None
         prices = fluid_prices(queue.remaining, queue.rates, queue.capacity, start)
         market = Market(queue, prices.per_second, queue.capacity.tolist())
         is_critical, order = self._order(market, prices.value_s)
@@ -77,17 +106,20 @@ class Hadar:
                 market.take(j, own or market.cheapest(j, 1 + self.choosiness))
         market.backfill(order)
         market.upgrade(order, 1 + self.restlessness)
-        return Decision(market.taken, prices)
+        taken, ids = market.taken, np.sort(queue.ids)
+        return Decision(taken, HadarMemory(prices, queue.now_s, ids, queue.capacity, taken))
 
-    def refill(self, queue: Queue, memory: FluidPrices | None = None) -> dict[int, Allocation]:
+    def refill(self, queue: Queue, memory: HadarMemory | None = None) -> dict[int, Allocation]:
         """The second pass alone, on the devices that came free."""
-        if not len(queue):
-            return {}
+        free = queue.free()
         if memory is None:
-            return self._by_payoff(queue, queue.free(), dict(queue.running))
-        market = Market(queue, memory.per_second, queue.free())
-        order = self._order(market, memory.value_s)[1]
-        market.backfill(order[~queue.is_running()[order]])
+            return self._by_payoff(queue, free, dict(queue.running)) if len(queue) else {}
+        could_use = ~queue.is_running() & (queue.elastic | (queue.gang <= sum(free)))
+        queue = queue.only(np.flatnonzero(could_use))
+        if not len(queue) or not any(free):
+            return {}
+        market = Market(queue, memory.prices.per_second, free)
+        market.backfill(self._order(market, memory.prices.value_s)[1])
         return market.taken
 
     def _order(self, market: Market, fluid_s: float) -> tuple[BoolArray, IntArray]:

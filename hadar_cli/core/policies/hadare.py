@@ -2,7 +2,9 @@
 
 The fluid optimum says how long each device should work for each job. A device takes those jobs
 one after another: the one whose copy is already warm there first, then the shortest. Remaining
-steps are split over the copies that are scheduled, not over all n as the paper prints it.
+steps are split over the copies that are scheduled, not over all n as the paper prints it, and a
+job is forked no further than ending together asks for: every copy costs bytes and some of what
+the others learned.
 """
 
 from __future__ import annotations
@@ -12,8 +14,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from hadar_cli.core.fluid import Matrix, forked_optimum
+from hadar_cli.core.fluid import FluidPlan, Matrix, Vector, forked_optimum
+from hadar_cli.core.policies.pools import share_out
 from hadar_cli.core.policies.registry import ClusterView, JobView, Stint, register
+from hadar_cli.core.queue import BoolArray, IntArray
+
+_THINNED = 40  # jobs × devices: beyond this, an optimum's own sparsity has to do
+_TO_SPARE = 3  # stints of a device beyond its slot, should others have done its jobs
 
 
 @register
@@ -23,7 +30,8 @@ class HadarE:
 
     name: ClassVar[str] = "hadare"
     forks: ClassVar[bool] = True
-    stickiness: float = 0.05
+    stickiness: float = 0.02
+    slack: float = 0.003  # longer than the optimum, if that takes fewer copies
     crumb_s: float = 0.5  # shares shorter than this are not worth a copy
     headroom: float = 1.5  # quotas beyond what fits the slot, for devices faster than thought
 
@@ -31,23 +39,68 @@ class HadarE:
         jobs, rates = _startable(view)
         if not jobs:
             return []
-        warm = np.array([[view.current.get(d) == j.job.id for d in view.devices] for j in jobs])
-        steps = [job.free_steps for job in jobs]
-        optimum = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness))
-        seconds = self._drop_crumbs(optimum.seconds, warm, view.start_cost_s)
+        warm = _warm(view, jobs)
+        if rates.size > _THINNED:
+            seconds = self._share_out_pools(jobs, rates, warm)
+        else:
+            seconds = self._share_out(jobs, rates, warm, view.start_cost_s)
+        seconds = self._drop_crumbs(seconds, warm, view.start_cost_s)
         self._keep_solo(seconds, jobs)
-        quotas = _whole_steps(seconds * rates, steps, [job.solo_steps for job in jobs])
+        quotas = _whole_steps(seconds * rates, jobs)
         fits = np.ceil(rates * view.seconds * self.headroom).astype(int)
-        return [
-            Stint(jobs[j].job.id, device, int(min(quotas[j, d], max(1, fits[j, d]))))
-            for d, device in enumerate(view.devices)
-            for j in sorted(
-                np.flatnonzero(quotas[:, d]),
-                key=lambda j: (not warm[j, d], jobs[j].remaining_steps / rates[j].sum(), j),
-            )
-        ]
+        length = np.array([job.remaining_steps for job in jobs]) / rates.sum(axis=1)
+        stints = []
+        for d, device in enumerate(view.devices):
+            mine = np.flatnonzero(quotas[:, d])
+            order = mine[np.lexsort((mine, length[mine], ~warm[mine, d]))]
+            for j in order[: self._enough(quotas[order, d] / rates[order, d], view.seconds)]:
+                steps = int(min(quotas[j, d], max(1, fits[j, d])))
+                stints.append(Stint(jobs[j].job.id, device, steps))
+        return stints
 
-    def _drop_crumbs(self, seconds: Matrix, warm: np.ndarray, start_cost_s: float) -> Matrix:
+    def _enough(self, lasts_s: Vector, seconds: float) -> int:
+        """How many of a device's stints it can come to within the slot, and some to spare."""
+        return int(np.searchsorted(np.cumsum(lasts_s), self.headroom * seconds)) + _TO_SPARE
+
+    def _share_out_pools(self, jobs: list[JobView], rates: Matrix, warm: BoolArray) -> Matrix:
+        seconds = share_out(np.array([float(job.free_steps) for job in jobs]), rates, warm)
+        for j, job in enumerate(jobs):
+            if job.room is not None:
+                seconds[j, np.argsort(-seconds[j], kind="stable")[job.room :]] = 0.0
+        return seconds
+
+    def _share_out(
+        self, jobs: list[JobView], rates: Matrix, warm: BoolArray, start_cost_s: float
+    ) -> Matrix:
+        """Seconds of each device for each job: nearly the optimum, with as few copies as it takes.
+
+        Every cold copy takes its device's time to start. The plan is tried without each share, the
+        shortest first, which then is left out where that takes no longer.
+        """
+        steps = [job.free_steps for job in jobs]
+
+        def solve(may: BoolArray) -> FluidPlan:
+            starts_s = start_cost_s * (may & ~warm).sum(axis=0)
+            return forked_optimum(steps, np.where(may, rates, 0.0), starts_s)
+
+        fluid = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness))
+        may = (fluid.seconds > 0) | (warm & (rates > 0))
+        for j, job in enumerate(jobs):
+            if job.room is not None:
+                may[j, np.argsort(-fluid.seconds[j], kind="stable")[job.room :]] = False
+        plan = solve(may)
+        limit_s = plan.makespan_s * (1.0 + self.slack)
+        for j, d in sorted(np.argwhere(may).tolist(), key=lambda pair: plan.seconds[tuple(pair)]):
+            if may[j].sum() > 1:
+                may[j, d] = False
+                thinner = solve(may)
+                if thinner.makespan_s <= limit_s:
+                    plan, limit_s = thinner, min(limit_s, thinner.makespan_s * (1.0 + self.slack))
+                else:
+                    may[j, d] = True
+        return plan.seconds
+
+    def _drop_crumbs(self, seconds: Matrix, warm: BoolArray, start_cost_s: float) -> Matrix:
         """Removes shares too short to pay for their start, unless a job has nothing longer."""
         floor = np.where(warm, self.crumb_s, self.crumb_s + start_cost_s)
         kept = np.where(seconds >= floor, seconds, 0.0)
@@ -66,21 +119,28 @@ class HadarE:
 
 def _startable(view: ClusterView) -> tuple[list[JobView], Matrix]:
     """Jobs that some of the devices could take on now, and their rates there."""
-    may = [j for j in view.jobs() if j.free_steps and not (j.solo_steps and j.copies_active)]
-    rows = [[view.rates.rate(j.job.id, d) for d in view.devices] for j in may]
-    able = [any(row) for row in rows]
-    jobs = [job for job, runs in zip(may, able, strict=True) if runs]
-    return jobs, np.array([row for row, runs in zip(rows, able, strict=True) if runs])
+    may = [j for j in view.jobs() if j.free_steps and j.room != 0]
+    rates = view.rates.matrix([j.job.id for j in may], view.devices)
+    rates = rates.reshape(len(may), len(view.devices))  # also of no jobs at all
+    able = np.flatnonzero(rates.any(axis=1))
+    return [may[j] for j in able.tolist()], rates[able]
 
 
-def _whole_steps(shares: Matrix, steps: list[int], solo: list[int]) -> np.ndarray:
+def _warm(view: ClusterView, jobs: list[JobView]) -> BoolArray:
+    """Jobs × devices: whether a copy of the job waits on the device."""
+    warm = np.zeros((len(jobs), len(view.devices)), dtype=np.bool_)
+    row = {job.job.id: j for j, job in enumerate(jobs)}
+    for d, device in enumerate(view.devices):
+        if (j := row.get(view.current.get(device, -1))) is not None:
+            warm[j, d] = True
+    return warm
+
+
+def _whole_steps(shares: Matrix, jobs: list[JobView]) -> IntArray:
     """Shares as whole steps whose sum is exactly what each job has left (or its solo steps)."""
-    quotas = np.zeros(shares.shape, dtype=int)
-    for j, share in enumerate(shares):
-        total = min(steps[j], solo[j]) if solo[j] else steps[j]
-        exact = share / share.sum() * total
-        quotas[j] = np.floor(exact).astype(int)
-        largest_fractions = np.argsort(quotas[j] - exact, kind="stable")
-        for d in largest_fractions[: total - quotas[j].sum()]:
-            quotas[j, d] += 1
+    totals = np.array([min(job.free_steps, job.solo_steps or job.free_steps) for job in jobs])
+    exact = shares * (totals / shares.sum(axis=1))[:, None]
+    quotas: IntArray = np.floor(exact).astype(np.int64)
+    by_fraction = np.argsort(np.argsort(quotas - exact, axis=1, kind="stable"), axis=1)
+    quotas += by_fraction < (totals - quotas.sum(axis=1))[:, None]
     return quotas

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import gt
 
 import numpy as np
 
@@ -56,12 +57,14 @@ class Market:
     def kept(self, j: int, limit: float) -> Allocation | None:
         """The devices that the job has, if still free, whole, and within ``limit`` × its best."""
         held = self.queue.running.get(self._ids[j])
-        if held is None or sum(held) < self._gang[j]:
+        if held is None:
             return None
-        if any(n > f for n, f in zip(held, self.free, strict=True)):
+        most = max(held)
+        if most == self._gang[j]:  # whole on one kind, where the ratio is known
+            kind = held.index(most)
+            return held if most <= self.free[kind] and self._ratio[j][kind] <= limit else None
+        if sum(held) < self._gang[j] or any(map(gt, held, self.free)):
             return None
-        if max(held) == sum(held):  # on one kind, where the ratio is known
-            return held if self._ratio[j][held.index(max(held))] <= limit else None
         return held if self._step_price(j, held) <= limit * self._best[j] else None
 
     def cheapest(self, j: int, limit: float) -> Allocation | None:

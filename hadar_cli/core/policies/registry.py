@@ -25,6 +25,12 @@ class JobView:
     solo_steps: int = 0  # > 0: only one copy at a time, and no more than this many steps
     copies_active: int = 0
 
+    @property
+    def room(self) -> int | None:
+        """How many copies more may start now; None: as many as one likes."""
+        most = 1 if self.solo_steps else self.job.fork
+        return None if most is None else max(0, most - self.copies_active)
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:

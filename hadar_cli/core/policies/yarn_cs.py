@@ -19,6 +19,7 @@ from hadar_cli.core.queue import Allocation, Decision, Queue, fit_in_order
 @dataclass(frozen=True, slots=True)
 class YarnCs:
     name: ClassVar[str] = "yarn-cs"
+    preempts: ClassVar[bool] = False
     backfill: bool = True
 
     def allocate(self, queue: Queue, memory: None = None) -> Decision:

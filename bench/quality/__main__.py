@@ -1,0 +1,62 @@
+"""Quality of forked training: see page.py for what is compared and results.py for what is kept."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bench.quality.page import best_base_lr, judgement, page
+from bench.quality.plan import (
+    DEFAULT,
+    HELD_OUT,
+    JUDGED,
+    PLAIN,
+    STEPS,
+    TUNED,
+    TUNING,
+    UNFORKED,
+    Task,
+    at_base_lr,
+    tasks,
+)
+from bench.quality.results import Results, measure
+
+ROOT = Path(__file__).parents[2]
+
+
+def at_best_rates(results: Results) -> list[Task]:
+    """The judged recipes once more, each workload at the base rate that serves it best."""
+    chosen = []
+    for workload, steps in STEPS.items():
+        factor = best_base_lr(results, workload)
+        for recipe in (UNFORKED, DEFAULT, PLAIN):
+            one = at_base_lr(recipe, factor)
+            chosen += [Task(workload, one, steps, seed) for seed in HELD_OUT]
+    return chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two held-out seeds, few recipes")
+    parser.add_argument("--page", action="store_true", help="write the page, measure nothing")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=ROOT / "bench/results/quality.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/quality.md")
+    args = parser.parse_args()
+
+    args.results.parent.mkdir(exist_ok=True)
+    results = Results(args.results)
+    if args.quick:
+        measure(tasks(JUDGED, HELD_OUT[:2]), results, args.processes)
+        print(judgement(results, HELD_OUT[:2]))
+        return
+    if not args.page:
+        measure(tasks(JUDGED, HELD_OUT), results, args.processes)
+        measure(tasks(TUNING, TUNED), results, args.processes)
+        measure(at_best_rates(results), results, args.processes)
+    args.out.write_text(page(results))
+    print(judgement(results, HELD_OUT))
+
+
+if __name__ == "__main__":
+    main()

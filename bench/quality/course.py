@@ -1,0 +1,223 @@
+"""One training of one workload, forked or not: real steps and real merges on virtual time.
+
+Every copy is the workload's own script under the same contract as on a node: it loads the merged
+checkpoint, trains its slice of the steps at its learning rate and leaves its weights, which the
+head's own merge makes one again. Only the devices are virtual: copies train one after another in
+this process, each for the steps that a device of its speed would have done.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from hadar_cli.adapters.tensors import Contribution, merge
+from hadar_cli.core.merging import copy_lr_scale, solo_steps
+from hadar_cli.core.model import MergeRules
+from hadar_cli.workloads import CATALOG
+
+# The paper's lab (nodes.toml): TITAN RTX, T4, T400, RTX 3090 and A2000, the fastest being one.
+LAB = (0.80, 0.42, 0.12, 1.00, 0.45)
+ALONE = (1.00,)
+MERGING = 0.05  # of the time: what `merge.every_s: auto` allows it
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a job is trained: on which devices, merged how and how often (in counted steps)."""
+
+    name: str
+    rules: MergeRules = MergeRules()  # noqa: RUF009 (frozen)
+    every: int = 20
+    speeds: tuple[float, ...] = LAB
+    base_lr: float = 1.0  # a factor on the workload's own
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Held-out loss and the workload's own measure; time in steps of the fastest device."""
+
+    loss: float
+    measure: float
+    time: float
+
+
+def shares(total: int, speeds: Sequence[float]) -> list[int]:
+    """``total`` steps divided over devices by their speeds, by largest remainders."""
+    exact = [total * speed / sum(speeds) for speed in speeds]
+    counts = [math.floor(part) for part in exact]
+    by_remainder = sorted(range(len(speeds)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def meetings(recipe: Recipe, steps: int) -> Iterator[list[int]]:
+    """The steps of every device until each merge; the first ones are the fastest device's alone."""
+    done = min(steps, solo_steps(recipe.rules, steps)) if len(recipe.speeds) > 1 else 0
+    if done:
+        yield [done if speed == max(recipe.speeds) else 0 for speed in recipe.speeds]
+    while done < steps:
+        counted = min(recipe.every, steps - done)
+        yield shares(counted, recipe.speeds)
+        done += counted
+
+
+def time_taken(recipe: Recipe, steps: int) -> float:
+    """In steps of the fastest device, merging included."""
+    time = 0.0
+    for counts in meetings(recipe, steps):
+        forked = sum(count > 0 for count in counts) > 1
+        rate = sum(recipe.speeds) / (1 + MERGING) if forked else max(recipe.speeds)
+        time += sum(counts) / rate
+    return time
+
+
+def steps_alone(recipe: Recipe, steps: int) -> int:
+    """What the fastest device alone does while the recipe does ``steps``."""
+    return round(time_taken(recipe, steps) * max(recipe.speeds))
+
+
+def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> Outcome:
+    """Train the workload's ``tiny`` preset for ``steps`` counted steps."""
+    script = _Script(workload, recipe.base_lr, steps, seed, folder)
+    base: Path | None = None
+    done = 0
+    for generation, counts in enumerate(meetings(recipe, steps)):
+        scale = copy_lr_scale(recipe.rules, counts, done, steps)
+        script.meet(base, done, generation, scale)
+        contributions = []
+        for copy, count in enumerate(counts):
+            if count:
+                out = folder / f"copy{copy}"
+                script.train(copy, range(done, done + count), out)
+                contributions.append(Contribution(copy, out, count, script.batch_size))
+                done += count
+        merged = folder / f"merged{generation % 2}"
+        if merge(contributions, base, merged, recipe.rules).refused:
+            return Outcome(math.inf, math.nan, math.inf)  # diverged: NaN, or far from the others
+        base = merged
+    assert base is not None
+    return Outcome(*script.evaluate(base), time=time_taken(recipe, steps))
+
+
+class _Script:
+    """A workload's script under orders, as a node's agent would give them."""
+
+    def __init__(self, workload: str, base_lr: float, steps: int, seed: int, folder: Path) -> None:
+        self._workload, self._base_lr, self._seed = CATALOG[workload], base_lr, seed
+        self._result = folder / "result"
+        self._module = _prepared(self._workload.module)
+        self.batch_size = self._workload.batch_size["tiny"]
+        self._variables = {
+            "HADAR_SECONDS_LEFT": "inf",
+            "HADAR_RESULT": str(self._result),
+            "HADAR_TOTAL_STEPS": str(steps),
+            "HADAR_JOB_SEED": str(_seed(seed)),
+        }
+
+    def meet(self, base: Path | None, done: int, generation: int, lr_scale: float) -> None:
+        """From now on copies start from ``base``, after ``done`` steps of the job."""
+        self._generation = generation
+        self._variables |= {
+            "HADAR_CKPT_IN": str(base or ""),
+            "HADAR_GLOBAL_STEP": str(done),
+            "HADAR_LR_SCALE": repr(lr_scale),
+        }
+
+    def train(self, copy: int, steps: range, out: Path) -> None:
+        self._order(
+            HADAR_CKPT_OUT=str(out),
+            HADAR_STEPS=str(len(steps)),
+            HADAR_SLICES=f"{steps.start}:{steps.stop}",
+            HADAR_SEED=str(_seed(self._seed, self._generation, copy)),
+        )
+
+    def evaluate(self, weights: Path) -> tuple[float, float]:
+        """Held-out loss, and the workload's own measure."""
+        result = self._order(
+            HADAR_CKPT_IN=str(weights), HADAR_STEPS="0", HADAR_SLICES="", HADAR_EVALUATE="1"
+        )
+        quality = result["evaluation"]
+        return quality["loss"], quality[self._workload.metric]
+
+    def _order(self, **variables: str) -> dict[str, Any]:
+        with _environment(self._variables | variables), _scaled(self._module, self._base_lr):
+            self._module.main(["--preset", "tiny"])
+        result: dict[str, Any] = json.loads(self._result.read_text())
+        return result
+
+
+@functools.cache
+def _prepared(name: str) -> ModuleType:
+    """The script, made to draw its data once only and to measure a loss beside its own measure."""
+    torch.set_num_threads(1)
+    module = importlib.import_module(name)
+    measure = module.evaluate
+
+    def evaluate(model: torch.nn.Module, held_out: Any) -> dict[str, float]:
+        quality: dict[str, float] = measure(model, held_out)
+        return {**quality, "loss": _loss(module, quality, model, held_out)}
+
+    vars(module).update(load=functools.cache(module.load), evaluate=evaluate)
+    return module
+
+
+def _loss(
+    module: ModuleType, quality: dict[str, float], model: torch.nn.Module, held_out: Any
+) -> float:
+    if "perplexity" in quality:
+        return math.log(quality["perplexity"])
+    if "mse" in quality:
+        return quality["mse"]
+    batches = DataLoader(held_out, batch_size=100, collate_fn=getattr(module, "pad", None))
+    return fmean(module.batch_loss(model, batch).item() for batch in batches)
+
+
+@contextmanager
+def _scaled(module: ModuleType, factor: float) -> Iterator[None]:
+    """The workload's base learning rate, times ``factor``."""
+    build = module.build_optimizer
+
+    def build_scaled(*args: Any) -> tuple[Any, Any]:
+        optimizer, scheduler = build(*args)
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+            group["initial_lr"] *= factor
+        scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+        return optimizer, scheduler
+
+    vars(module)["build_optimizer"] = build_scaled
+    try:
+        yield
+    finally:
+        vars(module)["build_optimizer"] = build
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _seed(*parts: int) -> int:
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "little")

@@ -1,0 +1,87 @@
+"""What is compared: the recipes, how long each workload trains, and which seeds judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bench.quality.course import ALONE, Recipe, steps_alone
+from hadar_cli.core.model import PAPER_MERGE, MergeRules, OuterStep
+
+# Long enough for all five to learn most of what their data hold, short enough for many seeds.
+STEPS = {
+    "image_classification": 450,
+    "language_model": 900,
+    "translation": 600,
+    "recommender": 900,
+    "weather": 600,
+}
+TUNED = (1, 2, 3, 4, 5)
+HELD_OUT = (11, 12, 13, 14, 15)
+EVERY_ROUND = 150
+
+DEFAULT = Recipe("HadarE")
+PLAIN = Recipe("plain mean", PAPER_MERGE)
+# Saved and loaded every round but never merged: what Hadar does with a job. Bit for bit the same
+# as training without a stop, but for the random numbers of dropout.
+UNFORKED = Recipe("unforked", speeds=ALONE, every=EVERY_ROUND)
+FASTEST = Recipe("fastest alone", speeds=ALONE, every=EVERY_ROUND)  # in the time HadarE takes
+BASE_LRS = (0.5, 2.0, 4.0)
+
+
+def _with(name: str, **rules: object) -> Recipe:
+    return Recipe(name, replace(MergeRules(), **rules))  # type: ignore[arg-type]
+
+
+ONE_CHANGE = (
+    PLAIN,
+    _with("`rule: mean`", rule="mean"),
+    _with("`rule: progress`", rule="progress"),
+    _with("`lr_scale: none`", lr_scale="none"),
+    _with("`lr_scale: sqrt`", lr_scale="sqrt"),
+    _with("`lr_scale: linear`", lr_scale="linear"),
+    _with("`optimizer_state: average`", optimizer_state="average"),
+    _with("`optimizer_state: leader`", optimizer_state="leader"),
+    _with("`optimizer_state: reset`", optimizer_state="reset"),
+    _with("`solo: 0`", solo=0.0),
+    _with("`solo: 0.1`", solo=0.1),
+    _with("`warmup: 0`", warmup=0.0),
+    _with("`warmup: 0.2`", warmup=0.2),
+    _with("`outer: {lr: 0.7, momentum: 0.9}`", outer=OuterStep()),
+    _with("`outer`, `lr_scale: none`", lr_scale="none", outer=OuterStep()),
+    replace(DEFAULT, name="merged 3 x as rarely", every=3 * DEFAULT.every),
+    replace(DEFAULT, name="merged 10 x as rarely", every=10 * DEFAULT.every),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One training to be done."""
+
+    workload: str
+    recipe: Recipe
+    steps: int
+    seed: int
+
+
+def tasks(recipes: Sequence[Recipe], seeds: Sequence[int]) -> Iterator[Task]:
+    """Every recipe on every workload, seed by seed."""
+    for seed in seeds:
+        for recipe in recipes:
+            for workload, steps in STEPS.items():
+                yield task(workload, recipe, steps, seed)
+
+
+def task(workload: str, recipe: Recipe, steps: int, seed: int) -> Task:
+    """The fastest device alone stops when HadarE has done all steps, and plans for that."""
+    if recipe.name == FASTEST.name:
+        steps = steps_alone(DEFAULT, steps)
+    return Task(workload, recipe, steps, seed)
+
+
+def at_base_lr(recipe: Recipe, factor: float) -> Recipe:
+    return replace(recipe, name=f"{recipe.name}, base rate x {factor:g}", base_lr=factor)
+
+
+JUDGED = (UNFORKED, DEFAULT, PLAIN, FASTEST)
+TUNING = (UNFORKED, DEFAULT, *ONE_CHANGE, *(at_base_lr(UNFORKED, f) for f in BASE_LRS))

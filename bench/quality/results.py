@@ -1,0 +1,64 @@
+"""What has been measured, kept in one JSON file and never measured twice."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.quality.course import Outcome, run
+from bench.quality.plan import Task
+
+SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+
+
+class Results:
+    """Outcomes by task; a recipe is what it does, whatever it is called."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def __getitem__(self, task: Task) -> Outcome:
+        return Outcome(**self._rows[_key(task)])
+
+    def __contains__(self, task: Task) -> bool:
+        return _key(task) in self._rows
+
+    def add(self, task: Task, outcome: Outcome) -> None:
+        self._rows[_key(task)] = asdict(outcome)
+        part = self._path.with_suffix(".part")
+        lines = (f"{json.dumps(key)}: {json.dumps(row)}" for key, row in self._rows.items())
+        part.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        part.replace(self._path)
+
+
+def _key(task: Task) -> str:
+    recipe = asdict(task.recipe)
+    del recipe["name"], recipe["rules"]["every_s"]  # the recipe says itself how often
+    return json.dumps([task.workload, task.steps, task.seed, recipe], separators=(",", ":"))
+
+
+def measure(tasks: Iterable[Task], results: Results, processes: int) -> None:
+    """Do what has not been done yet, several at a time, keeping each outcome as it comes."""
+    missing = list({_key(task): task for task in tasks if task not in results}.values())
+    with multiprocessing.get_context("spawn").Pool(processes, _be_nice) as pool:
+        done = pool.imap_unordered(_measure, missing)
+        for number, (task, outcome) in enumerate(done, start=1):
+            results.add(task, outcome)
+            title = f"{task.workload}, {task.recipe.name}, seed {task.seed}"
+            print(f"{number}/{len(missing)}  {title}: {outcome.loss:.4f}", flush=True)
+
+
+def _be_nice() -> None:
+    os.nice(19 - os.nice(0))
+
+
+def _measure(task: Task) -> tuple[Task, Outcome]:
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
+        return task, run(task.workload, task.recipe, task.steps, task.seed, Path(folder))

@@ -1,0 +1,74 @@
+"""Who is on which device: copies that train, errands, and whose process waits there, warm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hadar_cli.app.ports import CopyOrder
+from hadar_cli.core.events import CopyStarted
+from hadar_cli.core.state import JobState, RunState
+
+
+class Occupancy:
+    """A device trains one copy at a time; the next order of that copy may be there already."""
+
+    def __init__(self, devices: Sequence[str], state: RunState) -> None:
+        self._devices, self._state = tuple(devices), state
+        self.busy: dict[str, str] = {}  # device -> attempt that trains
+        self.errands: dict[str, str] = {}  # device -> attempt that does not
+        self.warm: dict[str, int] = {}  # device -> job whose process is there
+        self.late: set[str] = set()  # attempts that nobody waits for
+        self.ahead: dict[str, str] = {}  # device -> attempt that was sent ahead of its time
+        self.progress: dict[str, int] = {}  # attempt -> steps it has told of
+
+    def hold(self, order: CopyOrder) -> None:
+        held = self.busy if order.hand_in else self.errands
+        for device in order.devices:
+            if order.follows and device in self.busy:
+                self.ahead[device] = order.attempt
+            else:
+                held[device] = order.attempt
+            self.warm[device] = order.job.id
+
+    def free(self, attempt: str) -> str:
+        """Takes the attempt off its devices, which go on with what was sent ahead, if anything."""
+        self.progress.pop(attempt, None)
+        self.late.discard(attempt)
+        for device in self._state.started[attempt].devices:
+            for held in (self.busy, self.errands, self.ahead):
+                if held.get(device) == attempt:
+                    del held[device]
+            if device in self.ahead and device not in self.busy:
+                self.busy[device] = self.ahead.pop(device)
+        return self._state.device_of(attempt)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.busy or self.errands)
+
+    @property
+    def attempts(self) -> set[str]:
+        """The copies that train, or will at once when those before them are done."""
+        return {*self.busy.values(), *self.ahead.values()}
+
+    def copies(self) -> list[CopyStarted]:
+        """The copies that train now."""
+        return [self._state.started[attempt] for attempt in set(self.busy.values())]
+
+    def awaited(self, job: JobState) -> list[CopyStarted]:
+        """The job's copies that its next merge waits for."""
+        return [
+            copy
+            for attempt, copy in job.active.items()
+            if copy.generation == job.generation and attempt not in self.late
+        ]
+
+    def available(self) -> tuple[str, ...]:
+        """Devices that do not train: idle ones, and those on an errand, which is soon over."""
+        busy, lost = self.busy, self._state.lost_devices
+        if len(busy) == len(self._devices):
+            return ()
+        return tuple([d for d in self._devices if d not in busy and d not in lost])
+
+    def idle(self) -> tuple[str, ...]:
+        return tuple([d for d in self.available() if d not in self.errands])

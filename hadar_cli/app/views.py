@@ -1,0 +1,99 @@
+"""What a policy gets to see: the cluster and the queue as they are, or as they soon will be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hadar_cli.app.occupancy import Occupancy
+from hadar_cli.core.events import CopyStarted
+from hadar_cli.core.model import Device, Mix
+from hadar_cli.core.policies.registry import ClusterView, JobView
+from hadar_cli.core.state import JobState, RunState
+from hadar_cli.core.throughput import Rates
+
+
+class Views:
+    """Makes the views of one run."""
+
+    def __init__(
+        self,
+        mix: Mix,
+        cluster: Sequence[Device],
+        state: RunState,
+        rates: Rates,
+        occupancy: Occupancy,
+    ) -> None:
+        self._mix, self._cluster, self._state = mix, tuple(cluster), state
+        self._rates, self._occupancy = rates, occupancy
+        self._queue: list[JobState] = []
+        self._queue_holds = (-1, 0.0)  # while so many jobs are unfinished, until the next arrives
+
+    def of(
+        self,
+        devices: Sequence[str],
+        seconds: float,
+        now: float,
+        start_cost_s: float,
+        *,
+        later_s: float = 0.0,
+        past_solo: bool = False,
+    ) -> ClusterView:
+        """The view of these devices for so many seconds.
+
+        ``later_s`` from now, what is under way will be in; ``past_solo`` looks beyond the phase in
+        which a job has one copy only, to what comes next.
+        """
+        lost, copies, queue = self._state.lost_devices, self._occupancy.copies(), self._arrived(now)
+        return ClusterView(
+            now_s=now,
+            slot_s=self._mix.slot_s,
+            seconds=seconds,
+            devices=tuple(devices),
+            jobs=lambda: [self._job(job, now, later_s, past_solo) for job in queue],
+            rates=self._rates,
+            current=self._occupancy.warm,
+            start_cost_s=start_cost_s,
+            cluster=tuple([d for d in self._cluster if d.name not in lost]),
+            queue=queue,
+            running={copy.job: copy.devices for copy in copies},
+            progress={copy.job: self._occupancy.progress.get(copy.attempt, 0) for copy in copies},
+        )
+
+    def _arrived(self, now: float) -> list[JobState]:
+        """Jobs that are here and not done; the same list for as long as it is true."""
+        unfinished = self._state.unfinished
+        count, until = self._queue_holds
+        if len(unfinished) != count or now >= until:
+            arrivals = [job.job.arrives_s for job in unfinished]
+            self._queue = [job for job in unfinished if job.job.arrives_s <= now]
+            later = min((at for at in arrivals if at > now), default=float("inf"))
+            self._queue_holds = len(unfinished), later
+        return self._queue
+
+    def _job(self, job: JobState, now: float, later_s: float, past_solo: bool) -> JobView:
+        done, free, active = len(job.done), len(job.free), len(job.active)
+        if later_s:
+            coming = [self.steps_by(copy, now, later_s) for copy in job.active.values()]
+            done += sum(coming) + sum(finished.steps for finished in job.handed_in.values())
+            free, active = job.job.target_steps - done, 0
+        return JobView(
+            job.job,
+            free_steps=free,
+            remaining_steps=job.job.target_steps - done,
+            solo_steps=0 if past_solo else max(0, self._solo_steps(job) - done),
+            copies_active=active,
+        )
+
+    def _solo_steps(self, job: JobState) -> int:
+        """The steps at a job's beginning that one copy does alone."""
+        return max(1, round(self._mix.merge.solo * job.job.target_steps))
+
+    def is_solo(self, job: JobState) -> bool:
+        return len(job.done) < self._solo_steps(job)
+
+    def steps_by(self, copy: CopyStarted, now: float, later_s: float) -> int:
+        """What a copy will have done of its order then; by its rate, if it has told nothing yet."""
+        given = sum(end - first for first, end in copy.slices)
+        rate, told = self._rates.rate(copy.job, copy.device), self._occupancy.progress
+        done = told.get(copy.attempt, rate * (now - copy.t))
+        return min(given, int(done + rate * later_s))

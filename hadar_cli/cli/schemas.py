@@ -1,0 +1,112 @@
+"""The JSON Schema of every ``--json``, made from the records that commands print.
+
+`scripts/schemas` publishes them in docs/schemas; a test keeps those up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hadar_cli.adapters.inspection import NodeCheck
+from hadar_cli.adapters.simulation import PolicyResult
+from hadar_cli.adapters.trial_words import Check
+from hadar_cli.adapters.visit import Tidied
+from hadar_cli.cli import records
+from hadar_cli.cli.status import Status
+from hadar_cli.core.model import Node
+from hadar_cli.report.compare import Comparison
+from hadar_cli.report.record import ReportedRun
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A job that could not be simulated, by its line in the trace."""
+
+    file: str | None
+    line: int | None
+    field: str | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class LikeRun:
+    """The real run whose speeds and costs a simulation took over."""
+
+    run: str
+    ttd_s: float
+    connect_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The answer of `hadar try`."""
+
+    ok: bool
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The answer of `hadar simulate`."""
+
+    jobs: int
+    devices: int
+    slot_s: float
+    restart_s: float
+    sync_s: float
+    left_out: tuple[LeftOut, ...]
+    policies: tuple[PolicyResult, ...]
+    like: LikeRun | None = None
+
+
+def outputs() -> dict[str, tuple[str, Any]]:
+    """By the name of its schema: the command, and the type of what its ``--json`` prints."""
+    return {
+        "report": ("hadar report RUN, hadar run MIX and hadar resume RUN", ReportedRun),
+        "report-list": ("hadar report --list", list[records.RunOutline]),
+        "report-compare": ("hadar report RUN RUN…", Comparison),
+        "run-dry-run": ("hadar run MIX --dry-run", records.Plan),
+        "status": ("hadar status", Status),
+        "check": ("hadar check", list[NodeCheck]),
+        "profile-nodes": ("hadar profile nodes", records.Profile),
+        "nodes-list": ("hadar nodes list", list[Node]),
+        "policies": ("hadar policies", list[records.PolicyOutline]),
+        "clean": ("hadar clean", dict[str, Tidied]),
+        "simulate": ("hadar simulate", Simulation),
+        "try": ("hadar try SCRIPT", Trial),
+        "replay": ("hadar replay RUN", records.Replay),
+    }
+
+
+def schema(name: str) -> dict[str, Any]:
+    command, kind = outputs()[name]
+    about = {"$schema": _DIALECT, "title": f"{command} --json"}
+    return about | msgspec.json.schema(kind)
+
+
+def publish(folder: Path) -> None:
+    """Writes one file for each schema; takes away those that no command has any more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {f"{name}.json": text(name) for name in outputs()}
+    for path in folder.glob("*.json"):
+        if path.name not in wanted:
+            path.unlink()
+    for file, content in wanted.items():
+        (folder / file).write_text(content, encoding="utf-8")
+
+
+def text(name: str) -> str:
+    """The schema as it is published."""
+    return json.dumps(schema(name), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    publish(Path(sys.argv[1]))

@@ -1,0 +1,44 @@
+"""How many copies of a job are worth their merges.
+
+A copy on a slow device adds little to a merge and may make the others wait for its weights. What
+counts is the training that a merge is worth, in steps of one device alone, per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hadar_cli.core.merging import effective_steps, lr_scale, n_eff
+
+
+def worth(steps: Sequence[float], lr_scale_rule: str) -> float:
+    """How many steps of one device alone the merge of copies with these steps is worth.
+
+    A mean moves the model by Στ²/Στ steps, times the factor on the copies' learning rate: under
+    ``linear`` that is Στ, all steps; under ``none`` less than the fastest copy did on its own.
+    """
+    return effective_steps(steps) * lr_scale(lr_scale_rule, n_eff(steps))
+
+
+def forks_that_pay(
+    rates: Sequence[float], costs_s: Sequence[float], interval_s: float, lr_scale_rule: str
+) -> tuple[int, ...]:
+    """Which devices should train copies of a job, fastest first: those worth most per second.
+
+    ``rates`` are the job's steps/s by device, ``costs_s`` what a merge costs each device in
+    transfer and loading, ``interval_s`` the training between merges. Copies are fetched and sent
+    at the same time, so a merge costs as much as its costliest copy. A lone copy needs no merge.
+    """
+    by_rate = sorted((i for i, rate in enumerate(rates) if rate > 0), key=lambda i: -rates[i])
+    best, most = tuple(by_rate[:1]), rates[by_rate[0]] if by_rate else 0.0
+    # The best choice leaves out no device that is both faster and cheaper than one it has: so it
+    # is the fastest few among those that cost no more than some bound.
+    for bound in sorted({costs_s[i] for i in by_rate}):
+        affordable = [i for i in by_rate if costs_s[i] <= bound]
+        for count in range(2, len(affordable) + 1):
+            chosen = affordable[:count]
+            pace = worth([rates[i] * interval_s for i in chosen], lr_scale_rule)
+            pace /= interval_s + max(costs_s[i] for i in chosen)
+            if pace > most:
+                best, most = tuple(chosen), pace
+    return best

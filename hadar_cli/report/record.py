@@ -1,0 +1,101 @@
+"""A stored run as the report reads it: its facts, its journal, and what these add up to."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hadar_cli.adapters.store import RunFacts, RunStore, read_journal
+from hadar_cli.app.forecast import Verdict, judge
+from hadar_cli.core.events import Event, HeadStarted
+from hadar_cli.core.metrics import summarise
+from hadar_cli.core.model import Device
+from hadar_cli.core.summary import RunSummary
+from hadar_cli.core.timeline import Timeline, trace
+from hadar_cli.errors import StorageError
+
+if TYPE_CHECKING:
+    from hadar_cli.core.history import JobHistory
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun(RunSummary):
+    """The summary with the run's forecast beside it: what `hadar report --json` prints."""
+
+    forecast: Verdict | None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run, read once."""
+
+    store: RunStore
+    facts: RunFacts
+    happened: list[Event]
+    summary: RunSummary
+
+    @property
+    def devices(self) -> list[Device]:
+        return _devices(self.facts)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return trace([device.name for device in self.devices], self.happened)
+
+    @cached_property
+    def histories(self) -> list[JobHistory]:
+        from hadar_cli.core.history import follow
+
+        return follow(self.facts.mix.jobs, self.happened)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The forecast made before the run began, if one was, beside what happened."""
+        if self.facts.forecast is None:
+            return None
+        summary = self.summary
+        times_s = {job.name: job.jct_s for job in summary.jobs if job.jct_s is not None}
+        ttd_s = summary.ttd_s if summary.state == "finished" else None
+        return judge("before the start", self.facts.forecast, ttd_s, times_s)
+
+    @property
+    def told(self) -> ReportedRun:
+        known = {each.name: getattr(self.summary, each.name) for each in fields(RunSummary)}
+        return ReportedRun(**known, forecast=self.verdict)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the last head that drove the run."""
+        heads = [event.versions for event in self.happened if isinstance(event, HeadStarted)]
+        return heads[-1] if heads else {}
+
+
+def read_record(store: RunStore) -> RunRecord:
+    facts, happened = store.facts, read_journal(store.journal_path)
+    try:
+        summary = summarise(facts.id, facts.mix, _devices(facts), happened)
+    except (KeyError, ValueError) as error:
+        raise StorageError(
+            f"{store.journal_path}: its records contradict each other: {error}"
+        ) from error
+    state = "running" if summary.state != "finished" and is_driven(store) else summary.state
+    return RunRecord(store, facts, happened, dataclasses.replace(summary, state=state))
+
+
+def is_driven(store: RunStore) -> bool:
+    """Whether a head holds the run now."""
+    try:
+        with (store.directory / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # never locked, or not ours to look at
+        return False
+    return False
+
+
+def _devices(facts: RunFacts) -> list[Device]:
+    return [device for node in facts.nodes if node.enabled for device in node.devices]

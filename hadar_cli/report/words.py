@@ -1,0 +1,258 @@
+"""What happens in a run, in words: one home for the live view, the plain lines and the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hadar_cli.core import events
+from hadar_cli.core.state import JobState, RunState
+from hadar_cli.report.format import brief, count, figures, listed, plain
+
+_LONGEST = 200  # of words that come from a node
+_ERRANDS = {"evaluate": "measures", "prepare": "prepares for"}
+
+
+def describe(event: events.Event, state: RunState) -> str:
+    """Any event in one line; ``state`` already holds it."""
+    match event:
+        case events.HeadStarted():
+            return _head_started(event, state)
+        case events.RoundPlanned():
+            return _planned(event, state)
+        case events.CopyStarted() if event.purpose in _ERRANDS:
+            return f"{event.device} {_ERRANDS[event.purpose]} {_job(state, event.job)}"
+        case events.CopyStarted():
+            steps = count(_steps(event), "step")
+            return f"{listed(event.devices)} trains {_job(state, event.job)}: {steps}"
+        case events.CopyFinished():
+            return _finished(event, state)
+        case events.CopyLost():
+            return _copy_lost(event, state)
+        case events.WeightsMerged():
+            return _merged(event, state)
+        case events.DeviceLost():
+            return device_lost(event, _copies_on(event.device, state), state)
+        case events.DeviceReturned():
+            return f"{event.device} is back"
+        case events.RunStopped():
+            done, target = total_steps(state)
+            return f"stopped ({plain(event.why, _LONGEST)}): {done:,} of {target:,} steps are kept"
+        case events.RunFinished():
+            return f"done: {count(len(state.jobs), 'job')} trained in {brief(event.t)}"
+
+
+def is_news(event: events.Event, state: RunState) -> bool:
+    """Whether the event is worth a line of its own; the others are a run's daily bread."""
+    match event:
+        case events.HeadStarted():
+            return event.epoch > 1
+        case events.CopyFinished():
+            return bool(event.quality)
+        case events.WeightsMerged():
+            return bool(event.refused) or state.jobs[event.job].is_trained
+        case events.CopyLost():
+            # What a lost device held is told with the device.
+            return not (event.node_fault and state.device_of(event.attempt) in state.lost_devices)
+    return not isinstance(event, events.RoundPlanned | events.CopyStarted)
+
+
+def tone(event: events.Event) -> str:
+    """`good`, `bad` or empty: how to colour the words. Entries can also be `quiet`."""
+    match event:
+        case events.CopyLost() | events.DeviceLost() | events.RunStopped():
+            return "bad"
+        case events.WeightsMerged() if event.refused:
+            return "bad"
+        case events.WeightsMerged() | events.DeviceReturned() | events.RunFinished():
+            return "good"
+    return ""
+
+
+def total_steps(state: RunState) -> tuple[int, int]:
+    """Steps committed, and steps wanted, of all jobs."""
+    target = sum(job.job.target_steps for job in state.jobs.values())
+    return target - sum(job.remaining for job in state.jobs.values()), target
+
+
+def device_lost(
+    event: events.DeviceLost, copies: Iterable[events.CopyStarted], state: RunState
+) -> str:
+    """The loss of a device that held these copies."""
+    held = [f"{count(_steps(copy), 'step')} of {_job(state, copy.job)}" for copy in copies]
+    after = f"its {listed(held)} go back to the pool" if held else "the others take its work"
+    return f"{event.device} lost; {after} ({plain(event.why, _LONGEST)})"
+
+
+# -- single events -------------------------------------------------------------------------------
+
+
+def _job(state: RunState, job: int) -> str:
+    return plain(state.jobs[job].job.name, 40)
+
+
+def _steps(copy: events.CopyStarted) -> int:
+    return sum(end - first for first, end in copy.slices)
+
+
+def _copies_on(device: str, state: RunState) -> list[events.CopyStarted]:
+    jobs = state.jobs.values()
+    return [copy for job in jobs for copy in job.active.values() if device in copy.devices]
+
+
+def _head_started(event: events.HeadStarted, state: RunState) -> str:
+    done, target = total_steps(state)
+    if event.epoch == 1:
+        return f"started: {count(len(state.jobs), 'job')}, {count(target, 'step')}"
+    return f"resumed with {done:,} of {target:,} steps done"
+
+
+def _planned(event: events.RoundPlanned, state: RunState) -> str:
+    jobs = len({job for job, _, _ in event.stints})
+    devices = len({device for _, device, _ in event.stints})
+    return f"round {event.round}: {count(jobs, 'job')} on {count(devices, 'device')}"
+
+
+def _finished(event: events.CopyFinished, state: RunState) -> str:
+    started = state.started[event.attempt]
+    job = state.jobs[started.job]
+    if event.quality:
+        return _quality(job, event.quality, started.generation)
+    if started.purpose in _ERRANDS:
+        return f"{started.device} {_ERRANDS[started.purpose]} {_job(state, started.job)}: ready"
+    steps = count(event.steps, "step")
+    return f"{started.device} handed in {steps} of {_job(state, started.job)}"
+
+
+def _quality(job: JobState, quality: dict[str, float], generation: int) -> str:
+    def words(quality: dict[str, float]) -> str:
+        return ", ".join(f"{plain(name, 30)} {figures(v)}" for name, v in quality.items())
+
+    name = plain(job.job.name, 40)
+    if generation == 0:
+        return f"{name} untrained: {words(quality)}"
+    before = f" (untrained: {words(job.untrained)})" if job.untrained else ""
+    return f"{name} trained: {words(quality)}{before}"
+
+
+def _copy_lost(event: events.CopyLost, state: RunState) -> str:
+    started = state.started[event.attempt]
+    line = f"{_job(state, started.job)} on {started.device} failed: {plain(event.why, _LONGEST)}"
+    if log := event.log.strip().splitlines():
+        line += f" ({plain(log[-1], _LONGEST)})"
+    steps = _steps(started)
+    return f"{line}; its {count(steps, 'step')} go back to the pool" if steps else line
+
+
+def _merged(event: events.WeightsMerged, state: RunState) -> str:
+    job, name = state.jobs[event.job], _job(state, event.job)
+    if event.refused:
+        copies = "; ".join(
+            f"{state.device_of(attempt)}: {plain(why, _LONGEST)}" for attempt, why in event.refused
+        )
+        return f"{name}: refused the weights of {copies}; the steps go back to the pool"
+    if job.is_trained:
+        took = brief(event.t - job.job.arrives_s)
+        return f"{name} done in {took}: {job.job.target_steps:,} steps"
+    done = job.job.target_steps - job.remaining
+    copies = _copies(len(event.accepted), name)
+    so_far = f"{done:,} of {job.job.target_steps:,} steps counted so far"
+    return f"merged {copies}: {so_far}, {job.effective_steps:,.0f} effective"
+
+
+def _copies(number: int, job: str) -> str:
+    return f"1 copy of {job}" if number == 1 else f"{number} copies of {job}"
+
+
+# -- the story of a run --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the log."""
+
+    t: float
+    words: str
+    tone: str = ""
+
+
+@dataclass(slots=True)
+class _Merges:
+    """The merges since a round began, told together: they come every few seconds."""
+
+    round: int
+    before: dict[int, tuple[int, float]]  # job -> steps left, effective steps
+    t: float = 0.0
+    times: Counter[int] = field(default_factory=Counter)
+    copies: int = 0
+
+    def add(self, event: events.WeightsMerged) -> None:
+        self.t = event.t
+        self.times[event.job] += 1
+        self.copies = len(event.accepted)
+
+    def entry(self, state: RunState) -> Entry:
+        counted, effective = 0, 0.0
+        for job in self.times:
+            left, effective_before = self.before[job]
+            counted += left - state.jobs[job].remaining
+            effective += state.jobs[job].effective_steps - effective_before
+        steps = f"{count(counted, 'step')} counted, {effective:,.0f} effective"
+        return Entry(self.t, f"round {self.round}: {self._what(state)}: {steps}", "quiet")
+
+    def _what(self, state: RunState) -> str:
+        merges = self.times.total()
+        name = _job(state, next(iter(self.times)))
+        if merges == 1:
+            return f"merged {_copies(self.copies, name)}"
+        return f"{merges} merges of {name if len(self.times) == 1 else f'{len(self.times)} jobs'}"
+
+
+class Chronicle:
+    """Tells a run as it goes: news at once, a round's merges as one line that grows."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._merges = self._tally()
+        self._orphans: dict[str, events.CopyLost] = {}  # by device, until we know if it is lost
+
+    def hear(self, event: events.Event) -> list[Entry]:
+        """The entries that are now certain; the state already holds the event."""
+        match event:
+            case events.WeightsMerged():
+                self._merges.add(event)
+            case events.CopyLost() if event.node_fault and is_news(event, self._state):
+                self._orphans[self._state.device_of(event.attempt)] = event
+                return []
+            case events.DeviceLost() if event.device in self._orphans:
+                lost = self._state.started[self._orphans.pop(event.device).attempt]
+                return [Entry(event.t, device_lost(event, [lost], self._state), "bad")]
+        entries = self._settle(event)
+        if is_news(event, self._state):
+            entries.append(self._tell(event))
+        return entries
+
+    @property
+    def growing(self) -> Sequence[Entry]:
+        """The round's merges so far: the newest entry, and not yet certain."""
+        return [self._merges.entry(self._state)] if self._merges.times else []
+
+    def _tell(self, event: events.Event) -> Entry:
+        return Entry(event.t, describe(event, self._state), tone(event))
+
+    def _settle(self, event: events.Event) -> list[Entry]:
+        """What no later event can change any more."""
+        entries: list[Entry] = []
+        if not isinstance(event, events.WeightsMerged | events.CopyFinished | events.CopyLost):
+            entries += [self._tell(orphan) for orphan in self._orphans.values()]
+            self._orphans.clear()
+        if isinstance(event, events.RoundPlanned | events.RunStopped | events.RunFinished):
+            entries += self.growing
+            self._merges = self._tally()
+        return entries
+
+    def _tally(self) -> _Merges:
+        jobs = self._state.jobs.items()
+        before = {id: (job.remaining, job.effective_steps) for id, job in jobs}
+        return _Merges(self._state.round, before)

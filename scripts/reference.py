@@ -1,0 +1,357 @@
+"""The reference part of the documentation, made from the code when the site is built.
+
+An mkdocs hook (see mkdocs.yml). Names, types, limits, defaults and exit codes are asked of the
+program itself; only the meaning of fields is written here, and a field without one, or a meaning
+without its field, stops the build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from hadar_cli import errors  # noqa: E402
+from hadar_cli.adapters import config  # noqa: E402
+from hadar_cli.adapters.fields import Document, Spot  # noqa: E402
+from hadar_cli.cli.main import app  # noqa: E402
+from hadar_cli.cli.schemas import outputs  # noqa: E402
+from hadar_cli.core import model  # noqa: E402
+from hadar_cli.core.policies import registry  # noqa: E402
+from hadar_cli.workloads import CATALOG  # noqa: E402
+
+NODE_FIELDS = {
+    "name": "What the node is called, in every table and log.",
+    "host": "`local` for this computer, an ssh_config name, or `user@host`.",
+    "port": "Its SSH port; else what ssh_config says, or 22.",
+    "user": "The login there; else what ssh_config says, or yours.",
+    "identity_file": "The private key to log in with; else the agent's and the usual files.",
+    "proxy_jump": "A gateway on the way, as in ssh_config.",
+    "host_key": "A pin: the node's public key, or its SHA256 fingerprint. Then this alone decides.",
+    "known_hosts": "A known_hosts file that alone decides, in place of yours.",
+    "python": "The Python with torch and safetensors on the node.",
+    "workdir": "Where the node keeps hadar's files; `~/.hadar` by default.",
+    "env": "Environment variables of the copies there, on top of the mix's.",
+    "gpus": "What it has, one entry a GPU. Left out, `hadar profile nodes` asks the machine.",
+    "max_gpu_mem": "Leave a GPU alone while others hold more than this share of its memory; 0.1.",
+    "hours": "Only train within these hours, by the node's own clock.",
+    "price_per_hour": "What the node costs, in any currency: forecasts then tell the cost.",
+    "enabled": "`false` leaves the node out.",
+    "emulate": "`{ speed = 0.5 }` paces training to this share of one core: for trying out only.",
+}
+GPU_FIELDS = {
+    "model": "Its name. For known models nothing else is needed.",
+    "tflops": "Tensor TFLOPS, for a model that is not in the table.",
+    "vram_gb": "Memory in GB, for a model that is not in the table.",
+    "pcie": "The PCIe generation.",
+}
+MIX_FIELDS = {
+    "name": "What the mix is called; the file's name by default.",
+    "slot_s": "How long a round lasts, in seconds.",
+    "policy": "Who decides: a name, or a table of `name` and the policy's fields.",
+    "merge": "How copies become one model: a table, or `paper`.",
+    "seed": "Orders the data and seeds the models.",
+    "jobs": "The jobs, a list.",
+}
+JOB_FIELDS = {
+    "workload": "One of the built-in workloads, by its name or the paper's short one.",
+    "script": "Your own training script instead, relative to the mix.",
+    "name": "What the job is called; the workload's or the script's name by default.",
+    "count": "So many jobs alike, named `name-1`, `name-2`, …",
+    "epochs": "How long to train, in passes over the data.",
+    "steps": "How long to train, in mini-batches, instead.",
+    "samples": "The size of the data set: with it, epochs become steps.",
+    "batch_size": "Samples in a mini-batch.",
+    "model_size": "For the first estimate of speed only.",
+    "dataset_size": "For the first estimate of speed only.",
+    "gpus": "How many devices it takes at once, under policies that do not fork.",
+    "elastic": "It may also run on fewer.",
+    "arrives_s": "It comes so many seconds after the start.",
+    "preset": "`paper` is the paper's model and data, `tiny` a small one on synthetic data.",
+    "args": "Arguments of the script.",
+    "sync": "A folder that is sent along with the script; by default the script's own.",
+    "setup": "A shell command that runs once on each node before the job's first copy.",
+    "env": "Environment variables of its copies.",
+    "retry": "How often in a row it may fail before the run stops.",
+    "fork": "How many copies may train at once: `auto`, `never` or a number.",
+    "max_duration": "Read and shown, but not enforced yet.",
+    "data_dir": "Where its data is, on the nodes.",
+}
+MERGE_FIELDS = {
+    "rule": "`mean` by steps, or `progress`, which goes as far as the copies did together.",
+    "lr_scale": "How the learning rate grows with the number of effective copies.",
+    "warmup": "The first share of the steps, in which that factor rises to its full size.",
+    "solo": "The first share of the steps, which one device does alone.",
+    "optimizer_state": "Averaged, the busiest copy's, or begun anew.",
+    "outer": "An outer Nesterov step of `lr` and `momentum`, as in DiLoCo.",
+    "every_s": "Between merges: seconds, `auto`, or `slot` for its end only.",
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """mkdocs calls this when it has found all pages: here are more."""
+    for name, make in PAGES.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=make()))
+    for script in sorted((ROOT / "examples").rglob("*.py")):
+        files.append(
+            File.generated(config, str(script.relative_to(ROOT)), abs_src_path=str(script))
+        )
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links that lead out of docs/, as the repository shows them, lead to the site's own copies."""
+    inside = {"../examples/": "examples/", "../hadar_cli/node/contract.md": "reference/contract.md"}
+    for outside, target in inside.items():
+        markdown = markdown.replace(f"]({outside}", f"]({target}")
+    return markdown
+
+
+# -- commands --------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    parts = ["# Commands\n", "Everything that `hadar --help` tells, on one page.\n"]
+    for path, command in _walk(typer.main.get_command(app), "hadar"):
+        parts.append(_command(path, command))
+    return "\n".join(parts)
+
+
+def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    children = getattr(command, "commands", {})
+    if not children:
+        yield path, command
+    for name in command.list_commands(click.Context(command)) if children else ():
+        yield from _walk(children[name], f"{path} {name}")
+
+
+def _command(path: str, command: Any) -> str:
+    context = click.Context(command, info_name=path)
+    usage = " ".join(command.collect_usage_pieces(context))
+    lines = [f"## {path}\n", f"    {path} {usage}\n", _prose(command.help), ""]
+    rows = [row for param in command.params if (row := _parameter(param))]
+    if rows:
+        lines += ["| option | what it does |", "| --- | --- |", *rows, ""]
+    return "\n".join(lines)
+
+
+def _prose(text: str | None) -> str:
+    """A docstring as Markdown; what its examples say stays as it is written."""
+    text = inspect.cleandoc(text or "").replace("\f", "")
+    return re.sub(r"^Example: (.*)$", r"Example: `\1`", text, flags=re.MULTILINE)
+
+
+def _parameter(param: Any) -> str | None:
+    if param.name in ("help", "install_completion", "show_completion"):
+        return None
+    metavar = (param.metavar or "").strip()
+    names = ", ".join(f"`{name}`" for name in param.opts)
+    if isinstance(param, click.Argument) or param.param_type_name == "argument":
+        names, metavar = f"`{metavar or param.name.upper()}`", ""
+    shown = f"{names} `{metavar}`" if metavar else names
+    default = param.default
+    words = getattr(param, "help", "") or ""
+    if isinstance(default, (str, int, float, Path)) and not isinstance(default, bool):
+        words += f" Default: `{default}`."
+    return f"| {shown.replace('|', chr(92) + '|')} | {words.replace('|', chr(92) + '|')} |"
+
+
+# -- files -----------------------------------------------------------------------------------
+
+
+def nodes() -> str:
+    top = """# nodes.toml
+
+The inventory: which machines hadar may train on. `hadar init` writes a starter. Every machine is a
+`[[node]]`; what is the same for all of them may stand once under `[defaults]`.
+"""
+    fields = {"name": config._NAME, **config._DEFAULTS}
+    node = _table(fields, NODE_FIELDS, _defaults(model.Node))
+    gpu = _table(_inside(config._GPU), GPU_FIELDS, _defaults(model.Gpu))
+    return f"{top}\n## A node\n\n{node}\n\n## An entry of `gpus`\n\n{gpu}\n"
+
+
+def mixes() -> str:
+    top = """# Mixes
+
+A batch of jobs to train together, in YAML, read strictly: unknown or doubled fields, wrong types
+and words that YAML would quietly turn into something else are refused, with their line.
+"""
+    merge = _table(config._MERGE_FIELDS, MERGE_FIELDS, _defaults(model.MergeRules))
+    mix = _table(_inside(config._MIX), MIX_FIELDS, _defaults(model.Mix))
+    own = _defaults(model.Job)
+    del own["workload"]  # a script's, inside the program
+    job = _table(config._JOB_FIELDS, JOB_FIELDS, own)
+    built_in = "\n".join(f"| `{w.name}` | {w.short} | {w.title} |" for w in CATALOG.values())
+    return f"""{top}
+## The mix
+
+{mix}
+
+## A job
+
+Each has a `workload` or a `script`, and `epochs` or `steps`.
+
+{job}
+
+## `merge`
+
+{merge}
+
+`merge: paper` is the paper's plain mean: {_as_words(model.PAPER_MERGE)}.
+
+## Workloads
+
+| name | short | what it trains |
+| --- | --- | --- |
+{built_in}
+"""
+
+
+def _inside(reader: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The fields that a ``record`` reads."""
+    return dict(inspect.getclosurevars(reader).nonlocals["fields"])
+
+
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(kind)}
+
+
+def _table(
+    fields: Mapping[str, Callable[..., Any]], about: Mapping[str, str], defaults: Mapping[str, Any]
+) -> str:
+    if fields.keys() != about.keys():
+        strange = sorted(fields.keys() ^ about.keys())
+        raise SystemExit(f"scripts/reference.py: no field, or no meaning: {', '.join(strange)}")
+    rows = ["| field | value | meaning |", "| --- | --- | --- |"]
+    for name, reader in fields.items():
+        default = defaults.get(name)
+        words = about[name]
+        if isinstance(default, (str, int, float)) and not isinstance(default, bool):
+            words += f" Default: `{default}`."
+        rows.append(f"| `{name}` | {allowed(reader)} | {words} |")
+    return "\n".join(rows)
+
+
+def allowed(reader: Callable[..., Any]) -> str:
+    """What a reader takes, in the words with which it refuses everything else."""
+    found: list[str] = []
+    for bad in (object(), "§", -(10**20)):
+        try:
+            reader(bad, Spot(Document("", None, {}), ("field",)))
+        except errors.InputError as error:
+            found += _wanted(error)
+        except Exception:  # noqa: S112 - a reader may stumble over such values
+            continue
+    if len(found) > 1 and found[0] == "text":
+        del found[0]  # which text, says the rest
+    return ", ".join(dict.fromkeys(found)) or "text"
+
+
+def _wanted(error: errors.InputError) -> Iterator[str]:
+    if match := re.match(r"should be (.+), not ", error.message):
+        yield match[1]
+    fix = error.fix or ""
+    if match := re.match(r"Give a (?:whole )?number ((?:from|above) .+)\.", fix):
+        yield match[1]
+    if match := re.match(r"Choose from: (.+)\.", fix):
+        yield " · ".join(f"`{word}`" for word in match[1].split(", "))
+    if match := re.match(r"Write it like (.+)\.", fix):
+        yield f"like `{match[1]}`"
+
+
+# -- policies, exit codes, JSON --------------------------------------------------------------
+
+
+def policies() -> str:
+    parts = ["# Policy fields\n", "Set them in the mix (`policy: {name: hadar, theta: 0.8}`) or as"]
+    parts.append("`--policy hadar:theta=0.8`. [Which policy does what](../policies.md).\n")
+    for name in registry.names():
+        policy = registry.find(name)
+        about = inspect.getdoc(inspect.getmodule(policy)) or ""
+        own = inspect.cleandoc(policy.__doc__ or "")
+        own = "" if own.startswith(f"{policy.__name__}(") else own.replace("``", "`") + "\n"
+        parts += [f"## {name}\n", about.replace("``", "`") + "\n", own]
+        fields = dataclasses.fields(policy)
+        if fields:
+            parts += ["| field | default | meaning |", "| --- | --- | --- |"]
+            notes = _comments(policy)
+            parts += [f"| `{f.name}` | `{f.default}` | {notes.get(f.name, '')} |" for f in fields]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _comments(kind: type[Any]) -> dict[str, str]:
+    """The remark behind each field, as its class has it."""
+    lines = [line for base in reversed(kind.__mro__[:-1]) for line in _source(base)]
+    found = (re.match(r"\s+(\w+): .*?#\s*(.+)", line) for line in lines)
+    return {match[1]: match[2] for match in found if match}
+
+
+def _source(kind: type[Any]) -> list[str]:
+    try:
+        return inspect.getsource(kind).splitlines()
+    except (OSError, TypeError):
+        return []
+
+
+def exit_codes() -> str:
+    rows = re.findall(r"(\w+Error)\s+exit (\d)\s+(.+)", errors.__doc__ or "")
+    table = "\n".join(f"| {code} | {meaning} | `{name}` |" for name, code, meaning in rows)
+    return f"""# Exit codes
+
+| code | what happened | in the code |
+| --- | --- | --- |
+| 0 | done | |
+{table}
+| 130 | Ctrl-C: copies handed in what they had; `hadar resume` goes on | |
+
+Every message on stderr starts with `error:`; the line below it, `fix:`, says what to do.
+"""
+
+
+def json_outputs() -> str:
+    rows = "\n".join(
+        f"| `{command}` | [{name}.json](../schemas/{name}.json) |"
+        for name, (command, _) in outputs().items()
+    )
+    return f"""# JSON
+
+With `--json`, stdout holds one JSON document and nothing else. These schemas (JSON Schema 2020-12)
+are made from the records that the program prints, and tested against its output.
+
+| command | schema |
+| --- | --- |
+{rows}
+"""
+
+
+def contract() -> str:
+    return (ROOT / "hadar_cli/node/contract.md").read_text(encoding="utf-8")
+
+
+def _as_words(record: Any) -> str:
+    values = dataclasses.asdict(record).items()
+    return ", ".join(f"`{name}: {value}`" for name, value in values if value is not None)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "nodes": nodes,
+    "mixes": mixes,
+    "policies": policies,
+    "exit-codes": exit_codes,
+    "json": json_outputs,
+    "contract": contract,
+}

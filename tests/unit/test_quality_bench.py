@@ -1,0 +1,111 @@
+"""The quality benchmark's own reckoning: who does how many steps, when, and what the page says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.quality.course import (
+    ALONE,
+    LAB,
+    Outcome,
+    Recipe,
+    meetings,
+    run,
+    shares,
+    steps_alone,
+    time_taken,
+)
+from bench.quality.page import judgement, page
+from bench.quality.plan import DEFAULT, FASTEST, HELD_OUT, PLAIN, STEPS, UNFORKED, Task, task
+from bench.quality.results import Results
+from hadar_cli.core.model import MergeRules
+
+SPEEDS = st.lists(st.floats(0.05, 10.0), min_size=1, max_size=8)
+
+
+@given(st.integers(0, 500), SPEEDS)
+def test_shares_add_up_and_are_within_a_step_of_the_speeds(total: int, speeds: list[float]) -> None:
+    counts = shares(total, speeds)
+    assert sum(counts) == total
+    for count, speed in zip(counts, speeds, strict=True):
+        assert abs(count - total * speed / sum(speeds)) < 1
+
+
+@given(st.integers(1, 500), st.integers(1, 100), st.floats(0, 1))
+def test_every_step_is_done_once(steps: int, every: int, solo: float) -> None:
+    recipe = Recipe("any", MergeRules(solo=solo), every)
+    counts = list(meetings(recipe, steps))
+    assert sum(map(sum, counts)) == steps
+    assert sum(count > 0 for count in counts[0]) == 1, "the first steps are one device's"
+    assert counts[0][LAB.index(1.0)] == max(1, round(solo * steps))
+
+
+def test_time_is_counted_in_steps_of_the_fastest_device() -> None:
+    forked = Recipe("any", MergeRules(solo=0.1), every=30)
+    assert time_taken(forked, 100) == pytest.approx(10 + 90 / sum(LAB) * 1.05)
+    assert steps_alone(forked, 100) == round(10 + 90 / sum(LAB) * 1.05)
+    assert time_taken(Recipe("one", speeds=ALONE), 100) == pytest.approx(100)
+
+
+def test_a_job_stopped_between_rounds_is_the_same_as_one_never_stopped(tmp_path: Path) -> None:
+    whole = Recipe("whole", speeds=ALONE, every=100)
+    parts = replace(whole, every=2)
+    assert run("weather", whole, 6, 1, tmp_path) == run("weather", parts, 6, 1, tmp_path)
+
+
+def test_a_forked_training_repeats_and_depends_on_its_seed_and_rules(tmp_path: Path) -> None:
+    def loss(recipe: Recipe, seed: int) -> float:
+        return run("weather", recipe, 12, seed, tmp_path).loss
+
+    forked = Recipe("forked", MergeRules(warmup=0.0), every=6)
+    first = loss(forked, 1)
+    assert loss(forked, 1) == first
+    others = (
+        loss(forked, 2),
+        loss(replace(forked, rules=MergeRules(lr_scale="none")), 1),
+        loss(replace(forked, base_lr=2.0), 1),
+    )
+    assert first not in others and len(set(others)) == 3
+
+
+def test_what_was_measured_is_kept_whatever_the_recipe_is_called(tmp_path: Path) -> None:
+    one = Task("weather", DEFAULT, 600, 1)
+    Results(tmp_path / "r.json").add(one, Outcome(0.5, 0.5, 100.0))
+    again = Results(tmp_path / "r.json")
+    assert again[replace(one, recipe=replace(DEFAULT, name="other"))] == Outcome(0.5, 0.5, 100.0)
+    assert replace(one, seed=2) not in again
+    assert replace(one, recipe=PLAIN) not in again
+
+
+def judged(tmp_path: Path, losses: dict[str, float]) -> Results:
+    results = Results(tmp_path / "r.json")
+    for recipe in (UNFORKED, DEFAULT, PLAIN, FASTEST):
+        for workload, steps in STEPS.items():
+            for seed in HELD_OUT:
+                loss = losses[recipe.name] * (1 + 0.01 * seed)
+                results.add(task(workload, recipe, steps, seed), Outcome(loss, loss, 1.0))
+    return results
+
+
+def test_the_verdict_counts_workloads(tmp_path: Path) -> None:
+    losses = {"unforked": 1.0, "HadarE": 1.04, "plain mean": 2.0, "fastest alone": 1.5}
+    text = judgement(judged(tmp_path, losses), HELD_OUT)
+    assert "at equal steps: 5 of 5 (plain mean: 0)" in text
+    assert "in equal time: 5 of 5" in text
+    assert "| 1.040 ± 0.000 | 2.000 ± 0.000 | 1.500 ± 0.000 |" in text
+
+
+def test_a_worse_default_is_not_called_good(tmp_path: Path) -> None:
+    losses = {"unforked": 1.0, "HadarE": 1.6, "plain mean": 2.0, "fastest alone": 1.5}
+    text = judgement(judged(tmp_path, losses), HELD_OUT)
+    assert "at equal steps: 0 of 5" in text and "in equal time: 0 of 5" in text
+
+
+def test_the_page_leaves_open_what_was_not_measured(tmp_path: Path) -> None:
+    text = page(Results(tmp_path / "none.json"))
+    assert "| IC | - | - | - | - | - |" in text

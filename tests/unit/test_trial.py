@@ -1,0 +1,107 @@
+"""A trial's words, and how it compares checkpoints."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hadar_cli.adapters import trial_words as words
+from hadar_cli.adapters.trial_stage import Ended
+from hadar_cli.adapters.trial_weights import alter, describe, distances, has_optimizer_state
+from hadar_cli.app.ports import CopyOrder, CopyResult, Failed, HandedIn
+from hadar_cli.core.model import Job
+from hadar_cli.core.steps import StepSet
+
+ORDER = CopyOrder("a", Job(0, "j", 10, 1), "one", StepSet.of([(0, 8)]), 60, None, 1, 1, 2, 0, 1, 1)
+
+
+def handed_in(steps: int, stopped: str = "steps") -> Ended:
+    result = CopyResult(steps, ((0, steps),), 0.0, 0.0, 0.0, stopped)
+    return Ended(ORDER, handed_in=HandedIn("a", result, "digest"))
+
+
+def lost(why: str, log: str = "") -> Ended:
+    return Ended(ORDER, lost=Failed("a", why, log))
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (Ended(ORDER), "neither did its steps nor stopped"),
+        (lost("it exited with code 0"), "without leaving a result"),
+        (lost("it exited with code 1", "Traceback\n\nValueError: no"), "crashed"),
+        (lost("released"), "SIGTERM ends it"),
+        (lost("its result cannot be taken: steps"), "cannot be taken"),
+        (handed_in(0), "without having done a step"),
+        (handed_in(3, "deadline"), "3 of 8 steps"),
+    ],
+)
+def test_every_way_to_end_badly_has_its_words(end, told):
+    fault = words.explain_end(end, None, 8)
+    assert fault
+    assert told in fault.what
+    assert fault.fix
+
+
+def test_a_whole_order_is_no_fault():
+    assert words.explain_end(handed_in(8), None, 8) is None
+
+
+def test_the_end_of_the_log_is_in_the_fix():
+    fault = words.explain_end(lost("it exited with code 1", "one\n\nValueError: no"), None, 8)
+    assert fault
+    assert fault.fix.splitlines()[1:] == ["one", "ValueError: no"]
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("NaN or Inf in 'w'", "not finite"),
+        ("unreadable: too short", "no safetensors file"),
+        ("it lacks 'w'", "do not match"),
+        ("'w' has shape [3], not [4]", "do not match"),
+    ],
+)
+def test_every_refusal_of_the_merge_has_its_words(why, told):
+    fault = words.explain_refusal(why)
+    assert told in fault.what
+    assert why in fault.what
+
+
+def save(path: Path, **tensors: torch.Tensor) -> Path:
+    save_file({name.replace("__", "/"): tensor for name, tensor in tensors.items()}, path)
+    return path
+
+
+def test_altering_changes_the_weights_or_the_optimizer_and_nothing_else(tmp_path):
+    given = save(
+        tmp_path / "given",
+        model__0__w=torch.ones(3, dtype=torch.bfloat16),
+        model__0__n=torch.tensor([7]),
+        optimizer__0__0__m=torch.ones(2),
+        optimizer__0__0__step=torch.tensor(5.0),
+    )
+    alter(given, tmp_path / "weights", optimizer=False)
+    alter(given, tmp_path / "optimizer", optimizer=True)
+    before = load_file(given)
+    changed = {
+        kind: {n for n, t in load_file(tmp_path / kind).items() if not torch.equal(t, before[n])}
+        for kind in ("weights", "optimizer")
+    }
+    assert changed == {"weights": {"model/0/w"}, "optimizer": {"optimizer/0/0/m"}}
+
+
+def test_distances_are_of_weights_by_model(tmp_path):
+    one = save(
+        tmp_path / "1", model__0__a=torch.zeros(2), model__0__b=torch.zeros(1), x=torch.zeros(1)
+    )
+    two = save(
+        tmp_path / "2",
+        model__0__a=torch.tensor([3.0, 0.0]),
+        model__0__b=torch.tensor([4.0]),
+        x=torch.tensor([2.0]),
+    )
+    assert distances(one, two) == {"model/0": pytest.approx(5.0), "x": pytest.approx(2.0)}
+    assert not has_optimizer_state(one)
+    assert describe(one).startswith("3 tensors")
