@@ -8,8 +8,10 @@ from pathlib import Path
 from bench.quality.page import best_base_lr, judgement, page
 from bench.quality.plan import (
     DEFAULT,
+    FEWER,
     HELD_OUT,
     JUDGED,
+    MORE_TUNING,
     PLAIN,
     STEPS,
     TUNED,
@@ -53,6 +55,7 @@ def main() -> None:
     if not args.page:
         measure(tasks(JUDGED, HELD_OUT), results, args.processes)
         measure(tasks(TUNING, TUNED), results, args.processes)
+        measure(tasks(MORE_TUNING, FEWER), results, args.processes)
         measure(at_best_rates(results), results, args.processes)
     args.out.write_text(page(results))
     print(judgement(results, HELD_OUT))

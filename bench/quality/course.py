@@ -42,7 +42,7 @@ class Recipe:
 
     name: str
     rules: MergeRules = MergeRules()  # noqa: RUF009 (frozen)
-    every: int = 20
+    every: int = 10
     speeds: tuple[float, ...] = LAB
     base_lr: float = 1.0  # a factor on the workload's own
 

@@ -8,11 +8,13 @@ from statistics import fmean, stdev
 
 from bench.quality.course import LAB, MERGING, Recipe
 from bench.quality.plan import (
+    AMOUNTS,
     BASE_LRS,
+    CHOICES,
     DEFAULT,
     FASTEST,
+    FEWER,
     HELD_OUT,
-    ONE_CHANGE,
     PLAIN,
     STEPS,
     TUNED,
@@ -31,7 +33,7 @@ PAPER = {
     "recommender": (38.7, 40.3, "MSE"),
     "weather": (0.025, 0.028, "MSE"),
 }
-ALLOWED, AIM = 1.05, 1.02
+ALLOWED = 1.05
 
 
 def page(results: Results) -> str:
@@ -49,7 +51,7 @@ def page(results: Results) -> str:
                 ),
                 "## Held-out seeds\n\n" + judgement(results, HELD_OUT),
                 "## Beside the paper's table\n\n" + _beside_the_paper(results),
-                "## What each rule does (tuned seeds)\n\n" + _changes(results),
+                "## What each rule does\n\n" + _changes(results),
                 "## With the best base learning rate\n\n" + _at_the_best_rate(results),
             ]
         )
@@ -59,7 +61,7 @@ def page(results: Results) -> str:
 
 def judgement(results: Results, seeds: Sequence[int]) -> str:
     """Losses of the default, and the others' as multiples of unforked training's."""
-    rows, within, better, plain_within = [], 0, 0, 0
+    rows, known, within, better, plain_within = [], 0, 0, 0, 0
     for workload in STEPS:
         ratios = {r.name: _ratios(results, workload, r, seeds) for r in (DEFAULT, PLAIN, FASTEST)}
         rows.append(
@@ -70,14 +72,15 @@ def judgement(results: Results, seeds: Sequence[int]) -> str:
                 *(_spread(ratios[r.name], 3) for r in (DEFAULT, PLAIN, FASTEST)),
             ]
         )
+        known += all(ratios.values())
         within += _mean(ratios[DEFAULT.name]) <= ALLOWED
         plain_within += _mean(ratios[PLAIN.name]) <= ALLOWED
         better += _mean(ratios[DEFAULT.name]) < _mean(ratios[FASTEST.name])
     heading = ["", "unforked", "HadarE", "HadarE ÷ unforked", "plain mean ÷", "fastest alone ÷"]
     verdict = (
-        f"Within {ALLOWED} x of unforked training at equal steps: {within} of {len(STEPS)} "
+        f"Within {ALLOWED} x of unforked training at equal steps: {within} of {known} "
         f"(plain mean: {plain_within}). "
-        f"Better than the fastest device alone in equal time: {better} of {len(STEPS)}."
+        f"Better than the fastest device alone in equal time: {better} of {known}."
     )
     return f"{_table(heading, rows)}\n\n{verdict}"
 
@@ -87,8 +90,9 @@ def _beside_the_paper(results: Results) -> str:
     for workload, (forked, unforked, measure) in PAPER.items():
         kind = CATALOG[workload]
         ours = [_measures(results, workload, r, HELD_OUT) for r in (DEFAULT, UNFORKED)]
-        best = max if kind.higher_is_better else min
-        won = "HadarE" if best(map(_mean, ours)) == _mean(ours[0]) else "unforked"
+        ahead = _mean(ours[0]) - _mean(ours[1])
+        ahead = ahead if kind.higher_is_better else -ahead
+        won = "-" if math.isnan(ahead) else "HadarE" if ahead > 0 else "unforked"
         row = [kind.short, measure, f"{forked:g}", f"{unforked:g}", "HadarE"]
         rows.append([*row, kind.metric, *(_spread(values, 3) for values in ours), won])
     heading = ["", "paper's measure", "HadarE", "Hadar", "better"]
@@ -97,16 +101,16 @@ def _beside_the_paper(results: Results) -> str:
 
 
 def _changes(results: Results) -> str:
-    recipes = (DEFAULT, *ONE_CHANGE)
     rows = []
-    for recipe in recipes:
+    for recipe in (DEFAULT, *CHOICES, *AMOUNTS):
         ratios = [_ratios(results, workload, recipe, TUNED) for workload in STEPS]
         means = [_mean(part) for part in ratios]
         known = all(math.isfinite(mean) for mean in means)
         worst = f"{max(means):.3f}" if known else "-"
         rows.append([recipe.name, *(_spread(part, 3) for part in ratios), worst])
     heading = ["loss ÷ unforked", *(CATALOG[w].short for w in STEPS), "worst"]
-    return _table(heading, rows)
+    note = f"On the tuned seeds: all for the choices, {_list(FEWER)} for the amounts after them."
+    return f"{note}\n\n{_table(heading, rows)}"
 
 
 def _at_the_best_rate(results: Results) -> str:
@@ -186,23 +190,23 @@ _INTRODUCTION = """# Is a forked model as good?
     python -m bench.quality --quick    # two held-out seeds of the first table only
 
 The five workloads' `tiny` presets, each trained to the end of its learning-rate schedule, unforked
-and forked over five devices as fast as the paper's lab has them ({speeds}). Steps are real, done
-by the workloads' own scripts under the contract of a node; so are checkpoints and merges. Time is
-virtual: the copies train one after another in one process, each for the steps that its device's
-speed gives it. Copies are merged every {every} counted steps.
+and forked over five devices with the speeds of the paper's lab ({speeds}).
+Steps are real, done by the workloads' own scripts under the contract of a node; so are checkpoints
+and merges. Time is virtual: the copies train one after another in one process, each for the steps
+that its device's speed gives it. Copies are merged every {every} counted steps.
 
-Counted steps: {steps}. The loss is of held-out data: cross entropy for IC, LM and LT, squared error
-for RS and MM. "Unforked" is Hadar: all steps one after another, saved and loaded between rounds.
-"Fastest alone" is the fastest device for the time that HadarE takes, merging included ({merging}
-of it), with a schedule that ends then. Ratios compare runs from the same seed: the same first
-weights, the same order of the data. ± is the standard deviation over seeds.
+Counted steps: {steps}. The loss is of held-out data: cross
+entropy for IC, LM and LT, squared error for RS and MM. "Unforked" is Hadar: all steps one after
+another, saved and loaded between rounds. "Fastest alone" is the fastest device for the time that
+HadarE takes, merging included ({merging} of it), with a schedule that ends then. Ratios compare
+runs from the same seed: the same first weights, the same order of the data. ± is the standard
+deviation over seeds.
 
-Defaults were chosen on seeds {tuned} and are judged on seeds {held_out}."""
+Defaults were looked for on seeds {tuned} only. Seeds {held_out} judge them."""
 
 _PAPER_NOTE = """The paper reports HadarE better on all five, by one run each of full-size models,
-without saying how far runs differ by chance. What it does, a plain mean of the copies, is our
-column "plain mean": at equal steps it does not reach unforked training. With the learning rate
-scaled, a forked model is as good as an unforked one, sooner; it is not better."""
+without saying how far runs differ by chance. What it does with the copies is our "plain mean". The
+two halves of the table cannot be compared with each other: other data, other sizes of model."""
 
 _BEST_RATE_NOTE = f"""The presets' rates lie somewhat below the best, which leaves room to scale
 them. Here each workload's rate is the best for unforked training on the tuned seeds, out of

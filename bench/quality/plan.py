@@ -33,7 +33,7 @@ def _with(name: str, **rules: object) -> Recipe:
     return Recipe(name, replace(MergeRules(), **rules))  # type: ignore[arg-type]
 
 
-ONE_CHANGE = (
+CHOICES = (  # one rule changed; where it is the default, the run is the same and not repeated
     PLAIN,
     _with("`rule: mean`", rule="mean"),
     _with("`rule: progress`", rule="progress"),
@@ -43,13 +43,16 @@ ONE_CHANGE = (
     _with("`optimizer_state: average`", optimizer_state="average"),
     _with("`optimizer_state: leader`", optimizer_state="leader"),
     _with("`optimizer_state: reset`", optimizer_state="reset"),
+)
+AMOUNTS = (
     _with("`solo: 0`", solo=0.0),
-    _with("`solo: 0.1`", solo=0.1),
-    _with("`warmup: 0`", warmup=0.0),
-    _with("`warmup: 0.2`", warmup=0.2),
+    _with("`solo: 0.02`", solo=0.02),
+    _with("`solo: 0.2`", solo=0.2),
+    _with("`warmup: 0.05`", warmup=0.05),
+    _with("`warmup: 0.5`", warmup=0.5),
     _with("`outer: {lr: 0.7, momentum: 0.9}`", outer=OuterStep()),
-    _with("`outer`, `lr_scale: none`", lr_scale="none", outer=OuterStep()),
-    replace(DEFAULT, name="merged 3 x as rarely", every=3 * DEFAULT.every),
+    _with("the same, `lr_scale: none`", lr_scale="none", outer=OuterStep()),
+    replace(DEFAULT, name="merged 2 x as rarely", every=2 * DEFAULT.every),
     replace(DEFAULT, name="merged 10 x as rarely", every=10 * DEFAULT.every),
 )
 
@@ -84,4 +87,6 @@ def at_base_lr(recipe: Recipe, factor: float) -> Recipe:
 
 
 JUDGED = (UNFORKED, DEFAULT, PLAIN, FASTEST)
-TUNING = (UNFORKED, DEFAULT, *ONE_CHANGE, *(at_base_lr(UNFORKED, f) for f in BASE_LRS))
+TUNING = (UNFORKED, DEFAULT, *CHOICES)
+MORE_TUNING = (*AMOUNTS, *(at_base_lr(UNFORKED, factor) for factor in BASE_LRS))  # on fewer seeds
+FEWER = TUNED[:2]

@@ -120,7 +120,7 @@ class Blend:
         out.flush()
         digest, length = hashlib.sha256(head), len(head)
         for data in self._chunks(tensors, out.fileno(), length):
-            digest.update(data)
+            digest.update(data.data)
             length += data.size
         steps, lengths = [copy.steps for copy in self._copies], np.sqrt(self._squares).tolist()
         if outliers := [self._copies[i].id for i in outlying(steps, lengths)]:
@@ -128,7 +128,7 @@ class Blend:
         return digest.hexdigest(), length
 
     def _tensors(self) -> Iterator[Tensor]:
-        """What the merged checkpoint will hold: momentum last, for it needs the copies again."""
+        """What the merged checkpoint will hold."""
         dropped = (OUTER, OPTIMIZER) if self._rules.optimizer_state == "reset" else OUTER
         for tensor in self._leader.checkpoint.tensors.values():
             if not tensor.name.startswith(dropped):

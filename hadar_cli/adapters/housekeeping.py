@@ -26,6 +26,7 @@ class Housekeeper:
     def __init__(self, store: RunStore, state: RunState) -> None:
         self._store, self._state = store, state
         self._inputs: dict[int, set[str]] = defaultdict(set)
+        self._given: dict[str, str] = {}  # attempt under way -> the weights it was sent off with
         self._generations: dict[int, list[str]] = {
             number: [job.weights] if job.weights else [] for number, job in state.jobs.items()
         }
@@ -39,8 +40,15 @@ class Housekeeper:
             case events.HeadStarted():
                 for number in self._state.jobs:
                     self._put_out_if_trained(number)
-            case events.CopyFinished() if event.weights:
-                self._inputs[self._state.started[event.attempt].job].add(event.weights)
+            case events.CopyStarted():
+                if weights := self._state.jobs[event.job].weights:
+                    self._given[event.attempt] = weights
+            case events.CopyFinished():
+                self._given.pop(event.attempt, None)
+                if event.weights:
+                    self._inputs[self._state.started[event.attempt].job].add(event.weights)
+            case events.CopyLost():
+                self._given.pop(event.attempt, None)
             case events.WeightsMerged():
                 self._tidy(event)
                 self._put_out_if_trained(event.job)
@@ -53,8 +61,10 @@ class Housekeeper:
         kept = self._generations[event.job]
         if event.weights:
             kept.append(event.weights)
-        stale = self._inputs.pop(event.job, set()) | set(kept[:-KEPT_GENERATIONS])
-        del kept[:-KEPT_GENERATIONS]
+        # A copy that starts slowly may still have to read weights that others have left behind.
+        old = [digest for digest in kept[:-KEPT_GENERATIONS] if digest not in self._given.values()]
+        stale = self._inputs.pop(event.job, set()) | set(old)
+        kept[:] = [digest for digest in kept if digest not in old]
         for digest in stale.difference(*self._generations.values()):
             self._store.object_path(digest).unlink(missing_ok=True)
 

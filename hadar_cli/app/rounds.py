@@ -145,7 +145,9 @@ class RoundLoop:
         round_.plan(devices, [stint for stint in stints if stint.device in devices])
         self._start_planned()
         self._keep_devices_busy()
-        if self._held.is_empty:
+        # A job may have ended while it was recalled from its devices: then a new plan is due.
+        has_ended = any(self._state.jobs[stint.job].is_trained for stint in stints)
+        if self._held.is_empty and not has_ended:
             self._wait_for_work()
         while self._goes_on():
             reports = self._executor.wait(self._next_look())

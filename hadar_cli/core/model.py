@@ -129,8 +129,8 @@ class MergeRules:
 
     rule: str = "mean"
     lr_scale: str = "linear"
-    warmup: float = 0.05
-    solo: float = 0.02
+    warmup: float = 0.3
+    solo: float = 0.1
     optimizer_state: str = "average"
     outer: OuterStep | None = None
     every_s: float | str = "auto"  # between merges within a slot; "slot" merges at its end only

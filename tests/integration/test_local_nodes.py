@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from hadar_cli.adapters.executor import NodeExecutor
 from hadar_cli.adapters.local import LocalConnection
@@ -130,14 +131,45 @@ def test_a_worker_stays_warm_between_orders(lab):
     assert second.result.steps == 40
 
 
+def test_an_order_sent_ahead_goes_on_from_the_copys_own_weights(lab):
+    executor, job = lab.open(), lab.job(TRAINS.replace("SGD", "AdamW"))
+    executor.start(order("a", (0, 20), job=job))
+    [first] = collect(executor, 1)
+    pids = lab.worker()
+    executor.start(order("b", (20, 10**7), seconds=1.5, job=job, weights=first.weights))
+    executor.start(order("c", (10**7, 10**7 + 30), job=job, follows="b"))
+    before, after = collect(executor, 2)
+    assert (before.attempt, before.result.stopped) == ("b", "deadline")
+    assert (after.attempt, after.result.steps, after.warm) == ("c", 30, True)
+    assert lab.worker() == pids
+    updates = [_updates(lab.store, report.weights) for report in (first, before, after)]
+    assert updates == [20, 20 + before.result.steps, 50 + before.result.steps]
+
+
+def _updates(store: RunStore, weights: str) -> int:
+    """How often the optimizer of a checkpoint has stepped."""
+    tensors = load_file(store.object_path(weights))
+    return int(next(value for name, value in tensors.items() if name.endswith("/step")).item())
+
+
+def test_an_order_without_weights_starts_from_scratch(lab):
+    executor, job = lab.open(), lab.job(TRAINS.replace("SGD", "AdamW"))
+    for attempt in ("a", "b"):  # the merge of what "a" brought was refused
+        executor.start(order(attempt, (0, 20), job=job))
+        [report] = collect(executor, 1)
+        assert _updates(lab.store, report.weights) == 20
+
+
 def test_a_worker_may_wait_for_long(lab):
     executor = lab.open()
     job = lab.job(TRAINS)
+    weights = None
     for attempt in ("a", "b"):
-        executor.start(order(attempt, (0, 20), job=job, seconds=1.0))
-        collect(executor, 1)
+        executor.start(order(attempt, (0, 20), job=job, seconds=1.0, weights=weights))
+        [handed_in] = collect(executor, 1)
+        weights = handed_in.weights
     assert executor.wait(executor.now() + 8.0) == []  # past the last order's deadline and grace
-    executor.start(order("c", (20, 40), job=job))
+    executor.start(order("c", (20, 40), job=job, weights=weights))
     [report] = collect(executor, 1)
     assert isinstance(report, HandedIn)
     assert report.warm
@@ -173,7 +205,7 @@ def test_a_worker_that_ignores_its_deadline_is_ended(lab, monkeypatch):
     # The warm worker is stopped dead, so that its next order passes its deadline unanswered.
     worker, _ = lab.worker()
     os.kill(worker, signal.SIGSTOP)
-    executor.start(order("b", (10, 20), job=lab.job(TRAINS), seconds=1.0))
+    executor.start(order("b", (10, 20), job=lab.job(TRAINS), seconds=1.0, weights=first.weights))
     [report] = collect(executor, 1)
     assert isinstance(report, Failed)
     assert report.why == "did not stop at its deadline"

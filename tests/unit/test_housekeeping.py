@@ -48,6 +48,32 @@ def test_only_recent_generations_and_pending_inputs_stay(store, tmp_path):
     assert model["weight"].tolist() == [5.5] * 4
 
 
+def test_weights_that_a_slow_copy_was_given_stay_until_it_is_back(store, tmp_path):
+    state = RunState(make_mix([90]).jobs)
+    keeper = Housekeeper(store, state)
+
+    def happen(event: events.Event) -> None:
+        state.apply(event)
+        keeper.happened(event)
+
+    merged = []
+    for g in range(6):
+        given = ((g * 10, g * 10 + 10),)
+        merged.append(put(store, tmp_path, g + 0.5))
+        happen(events.CopyStarted(g, f"a{g}", 0, 1, "t4", 1, g, given))
+        happen(events.CopyFinished(g, f"a{g}", 10, given, 0, 1, 0, "steps", None))
+        happen(events.WeightsMerged(g, 0, g + 1, merged[-1], (f"a{g}",)))
+        if g == 0:
+            happen(events.CopyStarted(g, "slow", 0, 2, "t400", 1, 1, (), purpose="prepare"))
+    assert store.object_path(merged[0]).exists()
+    assert not store.object_path(merged[1]).exists()
+    happen(events.CopyLost(7, "slow", "it was too slow"))
+    happen(events.CopyStarted(8, "a8", 0, 1, "t4", 1, 6, ((60, 70),)))
+    happen(events.CopyFinished(8, "a8", 10, ((60, 70),), 0, 1, 0, "steps", None))
+    happen(events.WeightsMerged(8, 0, 7, put(store, tmp_path, 9.0), ("a8",)))
+    assert not store.object_path(merged[0]).exists()
+
+
 def test_leftovers_of_a_killed_head_are_collected(store, tmp_path):
     kept, leftover = put(store, tmp_path, 1.0), put(store, tmp_path, 2.0)
     store.scratch_path("half").write_text("half a file")

@@ -19,7 +19,9 @@ from hadar_cli.core.policies.pools import share_out
 from hadar_cli.core.policies.registry import ClusterView, JobView, Stint, register
 from hadar_cli.core.queue import BoolArray, IntArray
 
-_THINNED = 40  # jobs × devices: beyond this, an optimum's own sparsity has to do
+# Jobs × devices: beyond these, an optimum's own sparsity has to do, and equals go together.
+_THINNED = 40
+_SINGLE = 200
 _TO_SPARE = 3  # stints of a device beyond its slot, should others have done its jobs
 
 
@@ -40,13 +42,14 @@ class HadarE:
         if not jobs:
             return []
         warm = _warm(view, jobs)
-        if rates.size > _THINNED:
+        if rates.size > _SINGLE:
             seconds = self._share_out_pools(jobs, rates, warm)
         else:
             seconds = self._share_out(jobs, rates, warm, view.start_cost_s)
         seconds = self._drop_crumbs(seconds, warm, view.start_cost_s)
-        self._keep_solo(seconds, jobs)
-        quotas = _whole_steps(seconds * rates, jobs)
+        is_alone = (seconds > 0).sum(axis=1) == (1 if _is_crowded(view) else 0)
+        _keep_solo(seconds, jobs, rates)
+        quotas = _whole_steps(seconds * rates, _totals(jobs, is_alone))
         fits = np.ceil(rates * view.seconds * self.headroom).astype(int)
         length = np.array([job.remaining_steps for job in jobs]) / rates.sum(axis=1)
         stints = []
@@ -64,10 +67,7 @@ class HadarE:
 
     def _share_out_pools(self, jobs: list[JobView], rates: Matrix, warm: BoolArray) -> Matrix:
         seconds = share_out(np.array([float(job.free_steps) for job in jobs]), rates, warm)
-        for j, job in enumerate(jobs):
-            if job.room is not None:
-                seconds[j, np.argsort(-seconds[j], kind="stable")[job.room :]] = 0.0
-        return seconds
+        return np.where(_has_room(jobs, seconds * rates), seconds, 0.0)
 
     def _share_out(
         self, jobs: list[JobView], rates: Matrix, warm: BoolArray, start_cost_s: float
@@ -85,10 +85,10 @@ class HadarE:
 
         fluid = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness))
         may = (fluid.seconds > 0) | (warm & (rates > 0))
-        for j, job in enumerate(jobs):
-            if job.room is not None:
-                may[j, np.argsort(-fluid.seconds[j], kind="stable")[job.room :]] = False
+        may &= _has_room(jobs, fluid.seconds * rates)
         plan = solve(may)
+        if rates.size > _THINNED:
+            return plan.seconds
         limit_s = plan.makespan_s * (1.0 + self.slack)
         for j, d in sorted(np.argwhere(may).tolist(), key=lambda pair: plan.seconds[tuple(pair)]):
             if may[j].sum() > 1:
@@ -109,12 +109,22 @@ class HadarE:
             kept[j, longest] = max(seconds[j, longest], self.crumb_s)
         return kept
 
-    def _keep_solo(self, seconds: Matrix, jobs: list[JobView]) -> None:
-        """A job in its solo phase keeps only its longest share, in place."""
-        for j, job in enumerate(jobs):
-            if job.solo_steps:
-                best = int(seconds[j].argmax())
-                seconds[j, :best] = seconds[j, best + 1 :] = 0.0
+
+def _has_room(jobs: list[JobView], steps: Matrix) -> BoolArray:
+    """Jobs × devices: where copies may start; the largest shares if not all of them may."""
+    room = np.ones(steps.shape, dtype=np.bool_)
+    for j, job in enumerate(jobs):
+        if job.room is not None:
+            room[j, np.argsort(-steps[j], kind="stable")[job.room :]] = False
+    return room
+
+
+def _keep_solo(seconds: Matrix, jobs: list[JobView], rates: Matrix) -> None:
+    """A job in its solo phase keeps only the share in which it gets furthest, in place."""
+    for j, job in enumerate(jobs):
+        if job.solo_steps:
+            best = int((seconds[j] * rates[j]).argmax())
+            seconds[j, :best] = seconds[j, best + 1 :] = 0.0
 
 
 def _startable(view: ClusterView) -> tuple[list[JobView], Matrix]:
@@ -136,9 +146,23 @@ def _warm(view: ClusterView, jobs: list[JobView]) -> BoolArray:
     return warm
 
 
-def _whole_steps(shares: Matrix, jobs: list[JobView]) -> IntArray:
-    """Shares as whole steps whose sum is exactly what each job has left (or its solo steps)."""
-    totals = np.array([min(job.free_steps, job.solo_steps or job.free_steps) for job in jobs])
+def _is_crowded(view: ClusterView) -> bool:
+    """Whether every device has a job of its own, so that none waits for a solo phase to end."""
+    return 0 < len(view.cluster) <= len(view.queue)
+
+
+def _totals(jobs: list[JobView], is_alone: BoolArray) -> IntArray:
+    """Steps that each job may hand out: in its solo phase only those, unless it stays alone."""
+    return np.array(
+        [
+            job.free_steps if alone or not job.solo_steps else min(job.free_steps, job.solo_steps)
+            for job, alone in zip(jobs, is_alone.tolist(), strict=True)
+        ]
+    )
+
+
+def _whole_steps(shares: Matrix, totals: IntArray) -> IntArray:
+    """Shares as whole steps whose sum is exactly each job's total."""
     exact = shares * (totals / shares.sum(axis=1))[:, None]
     quotas: IntArray = np.floor(exact).astype(np.int64)
     by_fraction = np.argsort(np.argsort(quotas - exact, axis=1, kind="stable"), axis=1)
