@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hadar_cli.adapters import tensors
+from hadar_cli.adapters.safetensors_file import CheckpointError
 from hadar_cli.adapters.store import RunStore
 from hadar_cli.app.ports import Consolidated, Contribution
 from hadar_cli.core.model import MergeRules
+from hadar_cli.errors import StorageError
 
 
 class StoreConsolidator:
@@ -27,7 +29,13 @@ class StoreConsolidator:
         ]
         scratch = self._store.scratch_path("merged")
         base_path = self._store.object_path(base) if base else None
-        merged = tensors.merge(copies, base_path, scratch, rules)
+        try:
+            merged = tensors.merge(copies, base_path, scratch, rules)
+        except CheckpointError as error:  # only a bad base, for what copies bring is refused
+            raise StorageError(
+                f"{base_path}: {error}",
+                fix="restore the file from a backup, then: hadar resume",
+            ) from error
         if merged.digest:
             self._store.keep(scratch, merged.digest)
         return Consolidated(

@@ -7,8 +7,10 @@ first one after it, a device waits for weights to be saved, fetched, merged, sen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hadar_cli.core.forking import forks_that_pay
 from hadar_cli.core.model import EVERY_SLOT, MergeRules
 
 _AFFORDABLE = 0.05  # share of the time that merging may take
@@ -55,6 +57,16 @@ class Meetings:
             return float(every)
         cost_s = self._cost_s.get(job, _UNMEASURED * _AFFORDABLE * self.slot_s)
         return max(cost_s / _AFFORDABLE, _LEAST_STEPS / slowest if slowest else 0.0)
+
+    def copies_that_pay(self, job: int, rates: Sequence[float]) -> int | None:
+        """How many copies are worth their merges; unknown until a merge has been timed."""
+        cost_s = self._cost_s.get(job)
+        if not cost_s or not any(rates):
+            return None
+        interval = min(self.slot_s, self._interval(job, max(rates)))
+        # `merge: paper` counts steps as if they added up, and forks accordingly.
+        rule = "linear" if self.rules.lr_scale == "none" else self.rules.lr_scale
+        return len(forks_that_pay(rates, [cost_s] * len(rates), interval, rule))
 
     def overdue_at(self, job: int, start_cost_s: float) -> float:
         """From when on nobody waits any more for the copies that are still missing."""

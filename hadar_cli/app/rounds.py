@@ -92,7 +92,7 @@ class RoundLoop:
         self._round = _Round()
         self._meetings = Meetings(mix.merge, mix.slot_s)
         self._held = Occupancy(self._devices, self._state)
-        self._views = Views(mix, devices, self._state, rates, self._held)
+        self._views = Views(mix, devices, self._state, rates, self._held, self._meetings)
         self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
         self._waits: dict[int, bool] = {}  # job -> whether its processes stay for more orders
         self._refused: set[str] = set()  # devices lost for security's sake

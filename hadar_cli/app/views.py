@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hadar_cli.app.meetings import Meetings
 from hadar_cli.app.occupancy import Occupancy
 from hadar_cli.core.events import CopyStarted
 from hadar_cli.core.model import Device, Mix
@@ -22,9 +23,11 @@ class Views:
         state: RunState,
         rates: Rates,
         occupancy: Occupancy,
+        meetings: Meetings,
     ) -> None:
         self._mix, self._cluster, self._state = mix, tuple(cluster), state
-        self._rates, self._occupancy = rates, occupancy
+        self._rates, self._occupancy, self._meetings = rates, occupancy, meetings
+        self._devices = [device.name for device in cluster]
         self._queue: list[JobState] = []
         self._queue_holds = (-1, 0.0)  # while so many jobs are unfinished, until the next arrives
 
@@ -82,7 +85,14 @@ class Views:
             remaining_steps=job.job.target_steps - done,
             solo_steps=0 if past_solo else max(0, self._solo_steps(job) - done),
             copies_active=active,
+            copies_that_pay=self._copies_that_pay(job),
         )
+
+    def _copies_that_pay(self, job: JobState) -> int | None:
+        if job.job.fork or job.generation < 2:
+            return None
+        rates = self._rates.matrix([job.job.id], self._devices)[0]
+        return self._meetings.copies_that_pay(job.job.id, rates.tolist())
 
     def _solo_steps(self, job: JobState) -> int:
         """The steps at a job's beginning that one copy does alone."""

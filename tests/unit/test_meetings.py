@@ -71,3 +71,20 @@ def test_a_meeting_expected_after_the_next_one_takes_its_place():
     assert them.due(0) == 20.0
     them.close(0)
     assert them.due(0) is None
+
+
+def test_copies_on_devices_too_slow_to_make_up_for_a_merge_do_not_pay():
+    them = meetings()
+    assert them.copies_that_pay(0, [10.0, 5.0]) is None
+    them.learn(0, cost_s=1.0)
+    assert them.copies_that_pay(0, [10.0, 5.0, 1.0]) == 3
+    assert them.copies_that_pay(0, [10.0, 0.2]) == 1
+    them.learn(1, cost_s=300.0)  # three slots for a merge
+    assert them.copies_that_pay(1, [10.0, 5.0, 1.0]) == 1
+
+
+def test_under_the_square_root_fewer_copies_pay():
+    them = meetings(lr_scale="sqrt")
+    them.learn(0, cost_s=1.0)
+    assert them.copies_that_pay(0, [10.0, 9.0]) == 2
+    assert them.copies_that_pay(0, [10.0, 2.0]) == 1

@@ -24,11 +24,14 @@ class JobView:
     remaining_steps: int
     solo_steps: int = 0  # > 0: only one copy at a time, and no more than this many steps
     copies_active: int = 0
+    copies_that_pay: int | None = None  # None: not known yet
 
     @property
     def room(self) -> int | None:
         """How many copies more may start now; None: as many as one likes."""
-        most = 1 if self.solo_steps else self.job.fork
+        most = self.job.fork or self.copies_that_pay
+        if self.solo_steps:
+            most = 1
         return None if most is None else max(0, most - self.copies_active)
 
 
