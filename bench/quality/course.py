@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from bench.quality.scheduled import merges_in_mix
 from hadar_cli.adapters.tensors import Contribution, merge
 from hadar_cli.core.merging import copy_lr_scale, solo_steps
 from hadar_cli.core.model import MergeRules
@@ -45,6 +46,7 @@ class Recipe:
     every: int = 10
     speeds: tuple[float, ...] = LAB
     base_lr: float = 1.0  # a factor on the workload's own
+    in_mix: bool = False  # on the devices, and merged when, HadarE would in M-5 with all five jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,11 @@ def shares(total: int, speeds: Sequence[float]) -> list[int]:
     return counts
 
 
-def meetings(recipe: Recipe, steps: int) -> Iterator[list[int]]:
+def meetings(recipe: Recipe, steps: int, workload: str = "") -> Iterator[list[int]]:
     """The steps of every device until each merge; the first ones are the fastest device's alone."""
+    if recipe.in_mix:
+        yield from merges_in_mix(recipe.rules)[workload]
+        return
     done = min(steps, solo_steps(recipe.rules, steps)) if len(recipe.speeds) > 1 else 0
     if done:
         yield [done if speed == max(recipe.speeds) else 0 for speed in recipe.speeds]
@@ -97,7 +102,7 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
     script = _Script(workload, recipe.base_lr, steps, seed, folder)
     base: Path | None = None
     done = 0
-    for generation, counts in enumerate(meetings(recipe, steps)):
+    for generation, counts in enumerate(meetings(recipe, steps, workload)):
         scale = copy_lr_scale(recipe.rules, counts, done, steps)
         script.meet(base, done, generation, scale)
         contributions = []
@@ -112,7 +117,8 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
             return Outcome(math.inf, math.nan, math.inf)  # diverged: NaN, or far from the others
         base = merged
     assert base is not None
-    return Outcome(*script.evaluate(base), time=time_taken(recipe, steps))
+    time = math.nan if recipe.in_mix else time_taken(recipe, steps)
+    return Outcome(*script.evaluate(base), time=time)
 
 
 class _Script:

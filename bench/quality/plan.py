@@ -6,21 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.quality.course import ALONE, Recipe, steps_alone
+from bench.quality.scheduled import STEPS
 from hadar_cli.core.model import PAPER_MERGE, MergeRules, OuterStep
 
-# Long enough for all five to learn most of what their data hold, short enough for many seeds.
-STEPS = {
-    "image_classification": 450,
-    "language_model": 900,
-    "translation": 600,
-    "recommender": 900,
-    "weather": 600,
-}
 TUNED = (1, 2, 3, 4, 5)
 HELD_OUT = (11, 12, 13, 14, 15)
 EVERY_ROUND = 150
 
 DEFAULT = Recipe("HadarE")
+IN_MIX = Recipe("HadarE in M-5", in_mix=True)
 PLAIN = Recipe("plain mean", PAPER_MERGE)
 # Saved and loaded every round but never merged: what Hadar does with a job. Bit for bit the same
 # as training without a stop, but for the random numbers of dropout.
@@ -86,7 +80,7 @@ def at_base_lr(recipe: Recipe, factor: float) -> Recipe:
     return replace(recipe, name=f"{recipe.name}, base rate x {factor:g}", base_lr=factor)
 
 
-JUDGED = (UNFORKED, DEFAULT, PLAIN, FASTEST)
+JUDGED = (UNFORKED, IN_MIX, DEFAULT, PLAIN, FASTEST)
 TUNING = (UNFORKED, DEFAULT, *CHOICES)
 MORE_TUNING = (*AMOUNTS, *(at_base_lr(UNFORKED, factor) for factor in BASE_LRS))  # on fewer seeds
 FEWER = TUNED[:2]

@@ -41,6 +41,8 @@ class Results:
 def _key(task: Task) -> str:
     recipe = asdict(task.recipe)
     del recipe["name"], recipe["rules"]["every_s"]  # the recipe says itself how often
+    if not recipe["in_mix"]:
+        del recipe["in_mix"]
     return json.dumps([task.workload, task.steps, task.seed, recipe], separators=(",", ":"))
 
 

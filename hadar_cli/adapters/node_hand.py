@@ -253,6 +253,9 @@ class NodeHand:
         if not self._may_try(attempt, held):
             return
         order, device = held.order, self._device[held.order.device]
+        if order.follows and self._workers.get(order.device, (None, ""))[0] != order.job.id:
+            self._fail(attempt, "the process it was to go on in is gone", node_fault=True)
+            return
         try:
             launch = self._connection.place(order.job.launch)
             weights = self._connection.push(order.weights) if order.weights else ""

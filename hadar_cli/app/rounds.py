@@ -451,8 +451,11 @@ class RoundLoop:
         came = list(job.handed_in.values())
         if came:
             waits = [self._wait_of(copy) for copy in came]
+            began = (
+                self._executor.now()
+            )  # not from the last hand-in: patience is no cost of merging
             self._tracker.commit(job)
-            merge_s = self._executor.now() - max(copy.t for copy in came)
+            merge_s = self._executor.now() - began
             self._meetings.learn(job.job.id, sum(waits) / len(waits) + merge_s)
         self._recall_orphans(job)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hadar_cli.app.meetings import Meetings
 from hadar_cli.app.occupancy import Occupancy
 from hadar_cli.core.events import CopyStarted
+from hadar_cli.core.merging import solo_steps
 from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies.registry import ClusterView, JobView
 from hadar_cli.core.state import JobState, RunState
@@ -96,7 +97,8 @@ class Views:
 
     def _solo_steps(self, job: JobState) -> int:
         """The steps at a job's beginning that one copy does alone."""
-        return max(1, round(self._mix.merge.solo * job.job.target_steps))
+        others_idle = len(self._state.unfinished) < len(self._devices)
+        return solo_steps(self._mix.merge, job.job.target_steps, others_idle)
 
     def is_solo(self, job: JobState) -> bool:
         return len(job.done) < self._solo_steps(job)

@@ -82,7 +82,7 @@ def run(
         nodes=inventory,
         started_at=now.isoformat(timespec="seconds"),
         hadar_version=__version__,
-        forecast=_foresee(batch, inventory, runs_dir),
+        forecast=rehearse(batch, inventory, runs_dir),
     )
     _announce(batch, devices, run_id)
     if facts.forecast:
@@ -171,7 +171,7 @@ def _run_id(runs: Path, name: str | None, stem: str) -> str:
     return name
 
 
-def _foresee(mix: Mix, nodes: tuple[Node, ...], runs_dir: Path) -> Forecast | None:
+def rehearse(mix: Mix, nodes: tuple[Node, ...], runs_dir: Path) -> Forecast | None:
     """The run rehearsed on paper, to be held against what happens."""
     from hadar_cli.adapters.forecast import foresee, gather
 

@@ -24,15 +24,16 @@ from hadar_cli.cli.options import (
     stderr,
     stdout,
 )
-from hadar_cli.cli.run import parse_policy
+from hadar_cli.cli.run import parse_policy, rehearse
 from hadar_cli.core.events import HeadStarted, RoundPlanned
 from hadar_cli.errors import InputError
 
 if TYPE_CHECKING:
     from hadar_cli.adapters.simulation import PolicyResult, RealRun, Scenario
     from hadar_cli.adapters.traces import Throughputs, Trace
+    from hadar_cli.app.forecast import Forecast
     from hadar_cli.core.events import Event
-    from hadar_cli.core.model import Device, Mix, PolicyChoice
+    from hadar_cli.core.model import Device, Mix, Node, PolicyChoice
 
 _PROBLEMS = 20  # bad lines shown; the JSON has all of them
 _PAINT_EVERY_S = 0.2
@@ -115,14 +116,21 @@ def simulate(
     batch = batch.with_options(slot, restart_s, sync_s)
     _show_problems(batch.problems)
     results = _run_all(batch.scenario, choose_policies(policy, batch.scenario.mix))
+    # The comparison rests on the formula; the forecast on all that earlier runs have told.
+    forecast = rehearse(batch.scenario.mix, batch.nodes, runs_dir) if batch.nodes else None
     if as_json:
-        print_json(_as_json(batch, results))
+        print_json(_as_json(batch, results, forecast))
         return
     from hadar_cli.report.comparison import show, show_gap
+    from hadar_cli.report.format import duration
 
     show(results, len(batch.scenario.devices), stdout())
     if batch.real is not None:
         show_gap(batch.real, batch.scenario.costs, results, stdout())
+    if forecast is not None:
+        label, expected = batch.scenario.mix.policy.name, duration(forecast.ttd_s)
+        stdout().print(f"A run here under {label} is expected to take {expected}.", highlight=False)
+        stdout().print(f"  {forecast.caution}", highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,7 @@ class _Batch:
     scenario: Scenario
     problems: tuple[InputError, ...] = ()
     real: RealRun | None = None
+    nodes: tuple[Node, ...] = ()  # of an inventory, on which a mix could be run as it is
 
     def with_options(
         self, slot_s: float | None, restart_s: float | None, sync_s: float | None
@@ -168,6 +177,7 @@ def _read(
             fix="name the kinds of the table: --cluster v100:20,k80:20",
         )
     require_file(path)
+    inventory: tuple[Node, ...] = ()
     is_mix = path.suffix in (".yaml", ".yml")
     trace = None if is_mix else read_trace(path)
     table = trace.rates if trace else None
@@ -181,13 +191,13 @@ def _read(
     elif table and not nodes:
         raise InputError("the table needs a cluster", fix="add e.g. --cluster v100:20,k80:20")
     else:
-        devices = tuple(all_devices(read_inventory(nodes or DEFAULT_NODES)))
-        table = None
+        inventory = read_inventory(nodes or DEFAULT_NODES)
+        devices, table = tuple(all_devices(inventory)), None
     if trace:
         mix = Mix(path.stem, trace.jobs, source=str(path))
     else:
         mix = read_mix(path, accelerators=are_accelerators(list(devices)))
-    return _fitting(mix, trace, table, devices)
+    return replace(_fitting(mix, trace, table, devices), nodes=inventory if is_mix else ())
 
 
 def _fitting(
@@ -353,7 +363,9 @@ def _show_problems(problems: Sequence[InputError]) -> None:
         console.print(f"left out: {len(problems) - _PROBLEMS} more")
 
 
-def _as_json(batch: _Batch, results: Sequence[PolicyResult]) -> dict[str, Any]:
+def _as_json(
+    batch: _Batch, results: Sequence[PolicyResult], forecast: Forecast | None
+) -> dict[str, Any]:
     scenario = batch.scenario
     content: dict[str, Any] = {
         "jobs": len(scenario.mix.jobs),
@@ -367,6 +379,8 @@ def _as_json(batch: _Batch, results: Sequence[PolicyResult]) -> dict[str, Any]:
         ],
         "policies": [result.facts() for result in results],
     }
+    if forecast is not None:
+        content["forecast"] = {"ttd_s": forecast.ttd_s, "basis": forecast.basis}
     if batch.real is not None:
         real = batch.real
         content["like"] = {"run": real.name, "ttd_s": real.ttd_s, "connect_s": real.connect_s}

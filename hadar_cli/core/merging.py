@@ -14,6 +14,7 @@ from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
+_HURRIED = 0.2  # of the solo phase, where the other devices have nothing else to do
 OUTLYING = 10.0  # an update this many times longer than the others' is no training
 
 
@@ -79,6 +80,7 @@ def copy_lr_scale(rules: MergeRules, expected: Sequence[int], done: int, target:
     return 1.0 + (full - 1.0) * warmed
 
 
-def solo_steps(rules: MergeRules, target: int) -> int:
-    """The first steps of a job, which one copy does alone."""
-    return max(1, round(rules.solo * target))
+def solo_steps(rules: MergeRules, target: int, others_idle: bool = False) -> int:
+    """The first steps of a job, done by one copy alone: fewer while devices stand idle for it."""
+    share = rules.solo * (_HURRIED if others_idle else 1.0)
+    return max(1, round(share * target))

@@ -1,13 +1,16 @@
 """The loop over the simulator, whatever the cluster, the mix and the misfortune."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hadar_cli.adapters.simulated import Costs
-from hadar_cli.app.ports import Report
+from hadar_cli.app.ports import Consolidated, Contribution, HandedIn, Report
 from hadar_cli.core import events
+from hadar_cli.core.model import MergeRules
 from hadar_cli.core.state import RunState
 from hadar_cli.core.steps import StepSet, all_steps
 from hadar_cli.errors import UnfinishedError
@@ -138,3 +141,38 @@ def test_leaving_early_loses_nothing_that_was_trained(targets, speeds, slot_s, l
     lost = [e for e in world.journal.events if isinstance(e, events.CopyLost)]
     assert not lost
     assert isinstance(world.journal.events[-1], events.RunStopped)
+
+
+@settings(deadline=None, max_examples=20)
+@given(targets, speeds, slots, st.randoms(use_true_random=False))
+def test_repeated_reports_change_nothing(targets, speeds, slot_s, dice):
+    plain = world_of(targets, speeds, slot_s, Costs())
+    plain.loop.run()
+    world = world_of(targets, speeds, slot_s, Costs())
+    original, heard = world.executor.wait, []
+
+    def wait(until: float) -> list[Report]:
+        reports = original(until)
+        again = [dice.choice(heard)] if heard and reports and dice.random() < 0.5 else []
+        heard.extend(report for report in reports if isinstance(report, HandedIn))
+        return [*again, *reports]
+
+    world.executor.wait = wait
+    world.loop.run()
+    assert world.journal.events == plain.journal.events
+
+
+class RefusesAll:
+    """A consolidator to which no weights are good enough, as those of a model that diverged."""
+
+    def consolidate(
+        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
+    ) -> Consolidated:
+        return Consolidated("", 0, (), tuple((copy.attempt, "not finite") for copy in inputs))
+
+
+def test_a_job_whose_weights_are_always_refused_is_given_up():
+    world = world_of([200], [1.0, 0.5], 5.0, Costs())
+    world.tracker._consolidator = RefusesAll()
+    with pytest.raises(UnfinishedError, match=r"job 'job-0' failed 4 times.*not finite"):
+        world.loop.run()

@@ -21,7 +21,15 @@ from bench.quality.course import (
     time_taken,
 )
 from bench.quality.page import judgement, page
-from bench.quality.plan import DEFAULT, FASTEST, HELD_OUT, PLAIN, STEPS, UNFORKED, Task, task
+from bench.quality.plan import (
+    DEFAULT,
+    HELD_OUT,
+    JUDGED,
+    PLAIN,
+    STEPS,
+    Task,
+    task,
+)
 from bench.quality.results import Results
 from hadar_cli.core.model import MergeRules
 
@@ -82,9 +90,12 @@ def test_what_was_measured_is_kept_whatever_the_recipe_is_called(tmp_path: Path)
     assert replace(one, recipe=PLAIN) not in again
 
 
+RIVALS = {"plain mean": 2.0, "fastest alone": 1.5}
+
+
 def judged(tmp_path: Path, losses: dict[str, float]) -> Results:
     results = Results(tmp_path / "r.json")
-    for recipe in (UNFORKED, DEFAULT, PLAIN, FASTEST):
+    for recipe in JUDGED:
         for workload, steps in STEPS.items():
             for seed in HELD_OUT:
                 loss = losses[recipe.name] * (1 + 0.01 * seed)
@@ -93,19 +104,20 @@ def judged(tmp_path: Path, losses: dict[str, float]) -> Results:
 
 
 def test_the_verdict_counts_workloads(tmp_path: Path) -> None:
-    losses = {"unforked": 1.0, "HadarE": 1.04, "plain mean": 2.0, "fastest alone": 1.5}
+    losses = {"unforked": 1.0, "HadarE in M-5": 1.01, "HadarE": 1.4} | RIVALS
     text = judgement(judged(tmp_path, losses), HELD_OUT)
-    assert "at equal steps: 5 of 5 (plain mean: 0)" in text
-    assert "in equal time: 5 of 5" in text
-    assert "| 1.040 ± 0.000 | 2.000 ± 0.000 | 1.500 ± 0.000 |" in text
+    assert "HadarE in M-5 5 of 5, all five devices on one job 0, the plain mean 0." in text
+    assert "in equal time: 5 of 5" in text and "not been measured" not in text
+    assert "| 1.010 ± 0.000 | 1.400 ± 0.000 | 2.000 ± 0.000 | 1.500 ± 0.000 |" in text
 
 
 def test_a_worse_default_is_not_called_good(tmp_path: Path) -> None:
-    losses = {"unforked": 1.0, "HadarE": 1.6, "plain mean": 2.0, "fastest alone": 1.5}
+    losses = {"unforked": 1.0, "HadarE in M-5": 1.06, "HadarE": 1.6} | RIVALS
     text = judgement(judged(tmp_path, losses), HELD_OUT)
-    assert "at equal steps: 0 of 5" in text and "in equal time: 0 of 5" in text
+    assert "HadarE in M-5 0 of 5" in text and "in equal time: 0 of 5" in text
 
 
 def test_the_page_leaves_open_what_was_not_measured(tmp_path: Path) -> None:
     text = page(Results(tmp_path / "none.json"))
     assert "| IC | - | - | - | - | - |" in text
+    assert "Seeds 11, 12, 13, 14, 15 have not been measured in full." in text

@@ -1,0 +1,226 @@
+"""The invariants, recounted from the journal and the world's own truth, apart from the product."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hadar_cli.adapters.store import read_journal
+from hadar_cli.core import events
+from hadar_cli.core.state import RunState
+from hadar_cli.core.steps import Range
+from hadar_cli.errors import HadarError
+from tests.faults import weights
+
+if TYPE_CHECKING:
+    from tests.faults.world import World
+
+_SLOW = {"copy slow", "report delayed", "link cut shortly", "link cut for long"}
+_PATIENCE_S = 40.0
+
+INVARIANTS = {
+    "I1": "each step counted once, each copy within its quota, the target reached exactly",
+    "I2": "the last committed checkpoint has its hash and loads",
+    "I4": "resume, with no flags, finishes the run once faults cease",
+    "I6": "errors name node, job or file, and are never a traceback",
+    "I8": "the merged weights are the average of the accepted ones, trained from the right base",
+    "others": "who hands in never waits long for those that are lost",
+    "once": "no device trains two copies at once",
+    "durable": "what was acknowledged is in the journal after any crash",
+    "replay": "the product's own fold of the journal gives the same steps and generations",
+    "epochs": "every head has an epoch of its own",
+}
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+def demand(holds: object, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+class Recount:
+    """Folds a journal with plain sets of numbers."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.done: dict[int, set[int]] = defaultdict(set)
+        self.generation: dict[int, int] = defaultdict(int)
+        self.weights: dict[int, weights.Vector] = {}
+        self.digest: dict[int, str] = {}
+        self._started: dict[str, events.CopyStarted] = {}
+        self._given: dict[str, set[int]] = {}  # attempts under way
+        self._claims: dict[str, tuple[events.CopyFinished, set[int]]] = {}
+        self._epoch = 0
+        self._on_device: dict[str, str] = {}
+
+    def take(self, event: events.Event) -> None:
+        match event:
+            case events.HeadStarted():
+                demand(event.epoch > self._epoch, f"epochs: {event.epoch} after {self._epoch}")
+                self._epoch = event.epoch
+            case events.CopyStarted():
+                self._start(event)
+            case events.CopyFinished():
+                self._finish(event)
+            case events.CopyLost():
+                demand(event.attempt in self._given, f"{event.attempt} was lost but not under way")
+                self._free(event.attempt)
+            case events.WeightsMerged():
+                self._merge(event)
+            case events.RunStopped():
+                self._given.clear()
+                self._claims.clear()
+                self._on_device.clear()
+
+    def _start(self, event: events.CopyStarted) -> None:
+        demand(event.attempt not in self._started, f"I1: {event.attempt} started twice")
+        steps, others = _numbers(event.slices), set(self.done[event.job])
+        for attempt, given in self._given.items():
+            others |= given if self._started[attempt].job == event.job else set()
+        for attempt, (_, claimed) in self._claims.items():
+            others |= claimed if self._started[attempt].job == event.job else set()
+        demand(not steps & others, f"I1: {event.attempt} got steps that are done or held")
+        if event.purpose == "train":
+            for device in event.devices:
+                holder = self._on_device.get(device, "")
+                demand(holder == event.follows or not holder, f"once: {device} has {holder}")
+                self._on_device[device] = event.attempt
+        self._started[event.attempt] = event
+        self._given[event.attempt] = steps
+
+    def _free(self, attempt: str) -> None:
+        del self._given[attempt]
+        for device in self._started[attempt].devices:
+            if self._on_device.get(device) == attempt:
+                del self._on_device[device]
+
+    def _finish(self, event: events.CopyFinished) -> None:
+        demand(event.attempt in self._given, f"I1: {event.attempt} ended but was not under way")
+        claimed = _numbers(event.slices)
+        demand(claimed <= self._given[event.attempt], f"I1: {event.attempt} beyond its quota")
+        demand(len(claimed) == event.steps, f"I1: {event.attempt} miscounted")
+        self._free(event.attempt)
+        if event.steps:
+            self._claims[event.attempt] = (event, claimed)
+
+    def _merge(self, event: events.WeightsMerged) -> None:
+        job, copies = event.job, []
+        base = self.weights.get(job)
+        self._check_nobody_waited(event)
+        for attempt in event.accepted:
+            demand(attempt in self._claims, f"I1: {attempt} counted, but had nothing to count")
+            finished, claimed = self._claims.pop(attempt)
+            demand(self._started[attempt].job == job, f"I1: {attempt} is of another job")
+            demand(not claimed & self.done[job], f"I1: steps of {attempt} counted twice")
+            demand(finished.weights, f"I8: {attempt} counted without weights")
+            self.done[job] |= claimed
+            demand(attempt in self._world.trained, f"I8: {attempt} never handed in these weights")
+            trained = self._world.trained[attempt]
+            self._check_lineage(attempt, trained, base)
+            copies.append(weights.Trained(trained.base, trained.made, len(claimed)))
+        for attempt, why in event.refused:
+            demand(why, f"{attempt} refused for no reason")
+            self._claims.pop(attempt, None)
+        if not event.accepted:
+            return
+        demand(event.generation == self.generation[job] + 1, "I8: a generation was left out")
+        self.generation[job] = event.generation
+        expected = weights.average(base, copies, self._world.mix.merge)
+        found = self._world.merged.get(event.weights)
+        if found is None:  # the head died before anyone saw it; it is still the newest then
+            found = weights.load(self._world.store.object_path(event.weights))
+            self._world.merged[event.weights] = found
+        demand(np.allclose(found, expected, rtol=1e-9), f"I8: job {job}, not the average")
+        self.weights[job], self.digest[job] = found, event.weights
+
+    def _check_nobody_waited(self, event: events.WeightsMerged) -> None:
+        """A copy that will never report costs the others no more than the slot and patience."""
+        if _SLOW & self._world.misfortune.fired.keys():
+            return  # where all is slow, patience grows
+        for attempt in event.accepted:
+            if attempt in self._claims:
+                waited_s = event.t - self._claims[attempt][0].t
+                limit_s = self._world.mix.slot_s + _PATIENCE_S
+                demand(waited_s <= limit_s, f"others: {attempt} waited {waited_s:.0f} s for them")
+
+    def _check_lineage(
+        self, attempt: str, trained: weights.Trained, base: weights.Vector | None
+    ) -> None:
+        started = self._started[attempt]
+        wanted = weights.untrained(started.job) if base is None else base
+        is_right = np.allclose(trained.base, wanted, rtol=1e-9)
+        demand(is_right, f"I8: {attempt} did not train the job's latest weights")
+
+
+def _numbers(slices: tuple[Range, ...]) -> set[int]:
+    return {step for first, end in slices for step in range(first, end)}
+
+
+def check_journal(world: World) -> Recount:
+    """All that must hold whenever a head has ended, however it did."""
+    journal = read_journal(world.store.journal_path)
+    records = iter(journal)
+    is_whole = all(any(event == record for record in records) for event in world.acknowledged)
+    demand(is_whole, "durable: acknowledged records are missing")
+    recount = Recount(world)
+    for event in journal:
+        recount.take(event)
+    state = RunState(world.mix.jobs)
+    for event in journal:
+        state.apply(event)
+    for number, job in state.jobs.items():
+        done = _numbers(job.done.ranges)
+        demand(done == recount.done[number], "replay: other steps than were counted")
+        demand(job.generation == recount.generation[number], "replay: another generation")
+    return recount
+
+
+def check_end(world: World) -> None:
+    """A finished run has every step once, whole checkpoints and models, and no litter."""
+    recount = check_journal(world)
+    store = world.store
+    for job in world.mix.jobs:
+        wanted = set(range(job.target_steps))
+        demand(recount.done[job.id] == wanted, f"I1: job {job.id} has not all its steps")
+        store.verify(recount.digest[job.id])
+        last = weights.load(store.object_path(recount.digest[job.id]))
+        demand(np.array_equal(last, recount.weights[job.id]), "I2: other weights than committed")
+        model = weights.load(store.directory / "models" / f"{job.name}.safetensors")
+        demand(np.array_equal(model, last), f"I2: the model of {job.name} is not the last one")
+
+
+def check_message(error: HadarError, world: World) -> None:
+    """One line for people: what it is about, and what to do where something can be done."""
+    named = [*world.node_of, *(job.name for job in world.mix.jobs), str(world.store.directory)]
+    named += [world.store.directory.name, "journal.jsonl"]
+    text = f"{error}"
+    demand(type(error) is not HadarError, f"I6: an error nobody foresaw: {text}")
+    demand("\n" not in text and any(name in text for name in named), f"I6: names nothing: {text}")
+
+
+def places_passed(journal: list[events.Event]) -> Counter[str]:
+    """How often a schedule came through the places that are hard to get right."""
+    passed: Counter[str] = Counter()
+    follows: dict[str, str] = {}
+    for event in journal:
+        match event:
+            case events.CopyStarted() if event.follows:
+                passed["order sent ahead"] += 1
+                follows[event.attempt] = event.follows
+            case events.CopyLost():
+                passed["order sent ahead, then lost or refused"] += event.attempt in follows
+                passed["late result refused"] += "latest weights" in event.why
+            case events.WeightsMerged():
+                passed["order sent ahead, then counted"] += any(
+                    a in follows for a in event.accepted
+                )
+                passed["merge of several copies"] += len(event.accepted) > 1
+                passed["merge with a copy refused"] += bool(event.refused)
+            case events.HeadStarted():
+                passed["head taken over"] += event.epoch > 1
+    return passed

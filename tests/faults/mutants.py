@@ -1,0 +1,378 @@
+"""Seeded bugs: each breaks one promise of the product, and the checker has to notice.
+
+Where two places hold the same promise, both are broken: a checker that only sees the second one
+speak up would not be known to bite.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+from hadar_cli.adapters import head, housekeeping, store
+from hadar_cli.adapters.consolidation import StoreConsolidator
+from hadar_cli.adapters.store import FileJournal, RunStore
+from hadar_cli.app.occupancy import Occupancy
+from hadar_cli.app.ports import Consolidated, CopyOrder, Failed, HandedIn
+from hadar_cli.app.rounds import RoundLoop
+from hadar_cli.app.tracker import Tracker
+from hadar_cli.core import events
+from hadar_cli.core.state import JobState, RunState
+from hadar_cli.core.steps import StepSet, all_steps
+
+Mutant: TypeAlias = Callable[[], AbstractContextManager[object]]
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(make: Mutant) -> Mutant:
+    MUTANTS[make.__name__.replace("_", " ")] = make
+    return make
+
+
+def _instead(owner: object, name: str, stand_in: object) -> AbstractContextManager[object]:
+    return patch.object(owner, name, stand_in)
+
+
+@contextmanager
+def _all(*patches: AbstractContextManager[object]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
+# -- counting ----------------------------------------------------------------------------------
+
+
+def _trusting_finish(state: RunState, event: events.CopyFinished) -> None:
+    """``RunState._finish`` without its own checks."""
+    started = state.started[event.attempt]
+    job = state.jobs[started.job]
+    job.active.pop(event.attempt, None)
+    job.errands.pop(event.attempt, None)
+    job.free = job.free | (StepSet.of(started.slices) - StepSet.of(event.slices))
+    if event.quality is not None:
+        if started.generation == 0:
+            job.untrained = event.quality
+        else:
+            job.quality = event.quality
+        state._look_for_quality(job)
+    if event.steps:
+        job.handed_in[event.attempt] = event
+
+
+@mutant
+def results_are_not_deduplicated() -> AbstractContextManager[object]:
+    def is_under_way(tracker: Tracker, attempt: str) -> bool:
+        return attempt in tracker.state.started
+
+    return _all(
+        _instead(Tracker, "is_under_way", is_under_way),
+        _instead(RunState, "_finish", _trusting_finish),
+    )
+
+
+@mutant
+def claims_are_not_bounded() -> AbstractContextManager[object]:
+    return _all(
+        _instead(Tracker, "_objection", lambda *_: None),
+        _instead(RunState, "_finish", _trusting_finish),
+    )
+
+
+@mutant
+def late_copies_count() -> AbstractContextManager[object]:
+    return _instead(JobState, "is_based_on_latest", lambda job, copy: True)
+
+
+@mutant
+def whom_a_copy_follows_does_not_matter() -> AbstractContextManager[object]:
+    return _instead(
+        JobState, "is_based_on_latest", lambda job, copy: copy.generation == job.generation
+    )
+
+
+@mutant
+def generations_do_not_matter() -> AbstractContextManager[object]:
+    return _instead(
+        JobState,
+        "is_based_on_latest",
+        lambda job, copy: not copy.follows or job.made_by == (copy.follows,),
+    )
+
+
+@mutant
+def steps_count_before_they_are_committed() -> AbstractContextManager[object]:
+    real = RunState._finish
+
+    def finish(state: RunState, event: events.CopyFinished) -> None:
+        real(state, event)
+        job = state.jobs[state.started[event.attempt].job]
+        job.remaining -= event.steps
+        if job.is_trained:
+            job.handed_in.clear()
+            state._open.pop(job.job.id, None)
+
+    return _instead(RunState, "_finish", finish)
+
+
+@mutant
+def steps_done_go_back_to_the_pool() -> AbstractContextManager[object]:
+    real = RunState._finish
+
+    def finish(state: RunState, event: events.CopyFinished) -> None:
+        real(state, event)
+        job = state.jobs[state.started[event.attempt].job]
+        job.free = job.free | StepSet.of(event.slices)
+
+    return _instead(RunState, "_finish", finish)
+
+
+@mutant
+def steps_of_lost_copies_stay_away() -> AbstractContextManager[object]:
+    def lose(state: RunState, event: events.CopyLost) -> None:
+        job = state.jobs[state.started[event.attempt].job]
+        state._close(job, event.attempt)
+
+    return _instead(RunState, "_lose", lose)
+
+
+@mutant
+def refused_copies_count() -> AbstractContextManager[object]:
+    real = StoreConsolidator.consolidate
+
+    def consolidate(self: StoreConsolidator, *arguments: Any) -> Consolidated:
+        found = real(self, *arguments)
+        everyone = (*found.accepted, *(attempt for attempt, _ in found.refused))
+        return replace(found, accepted=everyone if found.accepted else (), refused=())
+
+    return _instead(StoreConsolidator, "consolidate", consolidate)
+
+
+@mutant
+def merged_copies_are_merged_again() -> AbstractContextManager[object]:
+    real = RunState._commit
+
+    def commit(state: RunState, event: events.WeightsMerged) -> None:
+        job = state.jobs[event.job]
+        kept = dict(job.handed_in)
+        real(state, event)
+        job.handed_in |= kept if not job.is_trained else {}
+
+    return _instead(RunState, "_commit", commit)
+
+
+@mutant
+def a_stop_keeps_what_copies_held() -> AbstractContextManager[object]:
+    def drop(state: RunState) -> None:
+        for job in state.jobs.values():
+            job.active.clear()
+            job.errands.clear()
+            job.handed_in.clear()
+
+    return _instead(RunState, "_drop_copies", drop)
+
+
+@mutant
+def a_stop_frees_even_steps_done() -> AbstractContextManager[object]:
+    def drop(state: RunState) -> None:
+        for job in state.jobs.values():
+            job.active.clear()
+            job.errands.clear()
+            job.handed_in.clear()
+            job.free = all_steps(job.job.target_steps)
+
+    return _instead(RunState, "_drop_copies", drop)
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+@mutant
+def merge_without_weights() -> AbstractContextManager[object]:
+    real = Tracker.handed_in
+
+    def handed_in(tracker: Tracker, report: HandedIn) -> bool:
+        others = [
+            f.weights
+            for j in tracker.state.jobs.values()
+            for f in j.handed_in.values()
+            if f.weights
+        ]
+        if report.weights is None and report.result.steps and others:
+            report = replace(report, weights=others[0])
+        return real(tracker, report)
+
+    return _instead(Tracker, "handed_in", handed_in)
+
+
+@mutant
+def copies_weigh_the_same() -> AbstractContextManager[object]:
+    real = StoreConsolidator.consolidate
+
+    def consolidate(
+        self: StoreConsolidator, inputs: Any, base: str | None, rules: Any
+    ) -> Consolidated:
+        return real(self, [replace(copy, steps=1) for copy in inputs], base, rules)
+
+    return _instead(StoreConsolidator, "consolidate", consolidate)
+
+
+@mutant
+def orders_carry_old_weights() -> AbstractContextManager[object]:
+    real = Tracker._order_of
+
+    def order_of(tracker: Tracker, started: events.CopyStarted, seconds: float) -> CopyOrder:
+        order = real(tracker, started, seconds)
+        return replace(order, weights=None) if started.generation == 1 else order
+
+    return _instead(Tracker, "_order_of", order_of)
+
+
+@mutant
+def checkpoints_are_not_verified() -> AbstractContextManager[object]:
+    return _instead(RunStore, "verify", lambda *_: None)
+
+
+@mutant
+def checkpoints_are_not_synced() -> AbstractContextManager[object]:
+    def keep(self: RunStore, scratch: Path, digest: str) -> None:
+        scratch.replace(self.object_path(digest))
+
+    return _instead(RunStore, "keep", keep)
+
+
+@mutant
+def models_are_not_synced() -> AbstractContextManager[object]:
+    return _instead(housekeeping, "replace_durably", lambda part, path: part.replace(path))
+
+
+@mutant
+def garbage_includes_what_is_needed() -> AbstractContextManager[object]:
+    def collect(self: RunStore, keep: Any) -> None:
+        for path in (self.directory / "objects").iterdir():
+            path.unlink()
+
+    return _instead(RunStore, "collect_garbage", collect)
+
+
+# -- journal, lock and heads -------------------------------------------------------------------
+
+
+@mutant
+def the_journal_is_not_synced() -> AbstractContextManager[object]:
+    def append(self: FileJournal, event: events.Event) -> None:
+        with patch("os.fsync", lambda _: None):
+            real(self, event)
+
+    real = FileJournal.append
+    return _instead(FileJournal, "append", append)
+
+
+@mutant
+def the_journal_is_written_after_the_act() -> AbstractContextManager[object]:
+    real = FileJournal.append
+
+    def append(self: FileJournal, event: events.Event) -> None:
+        waiting = self.__dict__.setdefault("waiting", [])
+        if not isinstance(event, events.CopyStarted):
+            for each in waiting:
+                real(self, each)
+            waiting.clear()
+            real(self, event)
+        else:
+            waiting.append(event)
+
+    return _instead(FileJournal, "append", append)
+
+
+@mutant
+def short_writes_pass() -> AbstractContextManager[object]:
+    def append(self: FileJournal, event: events.Event) -> None:
+        body = store.msgspec.json.encode([type(event).__name__, event])
+        self._file.write(b"%08x " % store.zlib.crc32(body) + body + b"\n")
+        os.fsync(self._file.fileno())
+
+    return _instead(FileJournal, "append", append)
+
+
+@mutant
+def a_torn_tail_is_not_cut() -> AbstractContextManager[object]:
+    return _instead(head, "mend_journal", store.read_journal)
+
+
+@mutant
+def two_heads_may_drive() -> AbstractContextManager[object]:
+    return _instead(RunStore, "locked", lambda self: nullcontext())
+
+
+@mutant
+def epochs_stand_still() -> AbstractContextManager[object]:
+    real = RunState.apply
+
+    def apply(state: RunState, event: events.Event) -> None:
+        real(state, event)
+        if isinstance(event, events.HeadStarted):
+            state.epoch = 0
+
+    return _instead(RunState, "apply", apply)
+
+
+@mutant
+def copies_under_way_are_not_adopted() -> AbstractContextManager[object]:
+    return _instead(Tracker, "under_way", lambda self: [])
+
+
+# -- the loop ----------------------------------------------------------------------------------
+
+
+@mutant
+def a_lost_copy_keeps_its_device() -> AbstractContextManager[object]:
+    real = RoundLoop._take_from_copy
+
+    def take(loop: RoundLoop, report: Any) -> None:
+        if isinstance(report, Failed):
+            loop._tracker.failed(report)
+        else:
+            real(loop, report)
+
+    return _instead(RoundLoop, "_take_from_copy", take)
+
+
+@mutant
+def a_late_copy_frees_its_device() -> AbstractContextManager[object]:
+    real = RoundLoop._close_overdue_meetings
+
+    def close(loop: RoundLoop) -> bool:
+        closed = real(loop)
+        for attempt in list(loop._held.late):
+            loop._held.free(attempt)
+        return closed
+
+    return _instead(RoundLoop, "_close_overdue_meetings", close)
+
+
+@mutant
+def an_order_sent_ahead_is_forgotten() -> AbstractContextManager[object]:
+    real = Occupancy.free
+
+    def free(held: Occupancy, attempt: str) -> str:
+        held.ahead.clear()
+        return real(held, attempt)
+
+    return _instead(Occupancy, "free", free)
+
+
+@mutant
+def nobody_gives_up_a_hopeless_job() -> AbstractContextManager[object]:
+    return _instead(RoundLoop, "_give_up_if_hopeless", lambda *_: None)
+
+
+@mutant
+def the_hung_are_waited_for() -> AbstractContextManager[object]:
+    return _instead(RoundLoop, "_close_overdue_meetings", lambda loop: False)

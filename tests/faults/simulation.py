@@ -1,0 +1,117 @@
+"""Many schedules and all mutants, as sections of ``scripts/faults``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+
+from tests.faults import policy  # noqa: F401 - it registers itself
+from tests.faults.checker import INVARIANTS
+from tests.faults.misfortune import KINDS
+from tests.faults.mutants import MUTANTS
+from tests.faults.sections import Findings, Size, section
+from tests.faults.world import Outcome, run_schedule
+
+QUICK, FULL = 2_000, 100_000
+MOST_TRIES = 600  # schedules within which a mutant has to be noticed
+# Where each of the mutants that are hard to notice was noticed first.
+TELLING = {
+    "checkpoints are not verified": 43,
+    "models are not synced": 139,
+}
+
+
+@dataclass
+class Tally:
+    """Outcomes of many schedules, added up."""
+
+    schedules: int = 0
+    fired: Counter[str] = field(default_factory=Counter)
+    passed: Counter[str] = field(default_factory=Counter)
+    heads: int = 0
+    events: int = 0
+    steps: int = 0
+    steps_redone: int = 0
+    recoveries_s: list[float] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        self.schedules += 1
+        self.fired.update(outcome.fired)
+        self.passed.update(outcome.passed)
+        self.heads += outcome.heads
+        self.events += outcome.events
+        self.steps += outcome.steps
+        self.steps_redone += outcome.steps_redone
+        self.recoveries_s += outcome.recoveries_s
+        if outcome.violation:
+            self.violations.append(f"seed {outcome.seed}: {outcome.violation}")
+
+    def figures(self) -> dict[str, object]:
+        waits = sorted(self.recoveries_s) or [0.0]
+        return {
+            "schedules": self.schedules,
+            "faults fired": self.fired.total(),
+            "heads started": self.heads,
+            "journal records checked": self.events,
+            "invariants checked after every head": len(INVARIANTS),
+            "violations": len(self.violations),
+            "95 % bound on violations per schedule": f"{3 / max(1, self.schedules):.1e}",
+            "steps trained once and counted": self.steps,
+            "steps trained again": f"{self.steps_redone} ({self.steps_redone / self.steps:.0%})",
+            "virtual time to the next commit, p50": f"{waits[len(waits) // 2]:.1f} s",
+            "the same, p99": f"{waits[len(waits) * 99 // 100]:.0f} s",
+        }
+
+
+def run_many(seeds: Iterable[int], processes: int = 1) -> Tally:
+    tally = Tally()
+    if processes == 1:
+        for seed in seeds:
+            tally.add(run_schedule(seed))
+        return tally
+    with get_context("fork").Pool(processes) as pool:
+        for outcome in pool.imap_unordered(run_schedule, seeds, chunksize=50):
+            tally.add(outcome)
+    tally.violations.sort()
+    return tally
+
+
+@section("simulated schedules")
+def run_schedules(size: Size) -> Findings:
+    count = FULL if size.is_full else QUICK
+    tally = run_many(range(size.seed, size.seed + count), size.processes)
+    never = [kind for kind in KINDS if not tally.fired[kind]]
+    tables = {
+        "simulated schedules": tally.figures(),
+        "faults fired": {kind: tally.fired[kind] for kind in KINDS},
+        "places passed": dict(sorted(tally.passed.items())),
+    }
+    return Findings(tables, tally.violations + [f"{kind}: it never fired" for kind in never])
+
+
+def find_violation(name: str, first_seed: int = 1) -> Outcome | None:
+    """The first schedule in which a mutant is noticed."""
+    told = [TELLING[name]] if name in TELLING else []
+    with MUTANTS[name]():
+        outcomes = map(run_schedule, (*told, *range(first_seed, first_seed + MOST_TRIES)))
+        return next((outcome for outcome in outcomes if outcome.violation), None)
+
+
+@section("mutants")
+def run_mutants(size: Size) -> Findings:
+    with get_context("fork").Pool(size.processes) as pool:
+        find = partial(find_violation, first_seed=size.seed)
+        found = dict(zip(MUTANTS, pool.map(find, MUTANTS, chunksize=1), strict=True))
+    missed = [name for name, outcome in found.items() if not outcome]
+    tables = {
+        "mutants": {"seeded": len(found), "noticed": len(found) - len(missed)},
+        "noticed by": {
+            name: f"seed {outcome.seed}: {(outcome.violation or '')[:60]}" if outcome else "nobody"
+            for name, outcome in found.items()
+        },
+    }
+    return Findings(tables, [f"mutant not noticed: {name}" for name in missed])

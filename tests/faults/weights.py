@@ -1,0 +1,72 @@
+"""Tiny real checkpoints: vectors that remember, by their values, what they were trained from."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadar_cli.adapters.safetensors_file import Checkpoint, Tensor, write
+from hadar_cli.adapters.store import RunStore
+from hadar_cli.core.model import MergeRules
+
+Vector = NDArray[np.float64]
+SIZE = 4
+_NAME = "model/0/weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a copy truly did: the weights it began with, and those it left."""
+
+    base: Vector
+    made: Vector
+    steps: int
+
+
+def untrained(job: int) -> Vector:
+    return np.random.default_rng(job).normal(size=SIZE)
+
+
+@cache
+def _move(job: int, step: int) -> tuple[float, ...]:
+    return tuple(np.random.default_rng((1, job, step)).normal(1.0, 0.1, size=SIZE))
+
+
+def train(base: Vector, job: int, steps: Sequence[int]) -> Trained:
+    """Every step moves the weights its own way, so that other steps make other weights."""
+    moves = np.array([_move(job, step) for step in steps]).reshape(-1, SIZE)
+    return Trained(base, base + moves.sum(axis=0), len(steps))
+
+
+def hand_in(store: RunStore, name: str, vector: Vector, *, cut_to: int | None = None) -> str:
+    """Puts weights into the store as a transfer does: scratch file, hash, ``keep``."""
+    file = io.BytesIO()
+    write(file, [Tensor(_NAME, "F64", vector.shape)], {}, [vector])
+    content = file.getvalue()[:cut_to]
+    scratch, digest = store.scratch_path(name), hashlib.sha256(content).hexdigest()
+    scratch.write_bytes(content)
+    store.keep(scratch, digest)
+    return digest
+
+
+def load(path: Path) -> Vector:
+    """The weights of a checkpoint, or of a model that was put out for the user."""
+    with Checkpoint(path) as checkpoint:
+        return checkpoint.read(next(iter(checkpoint.tensors)))
+
+
+def average(base: Vector | None, copies: Sequence[Trained], rules: MergeRules) -> Vector:
+    """The merge by its definition, apart from the product's code."""
+    steps = np.array([copy.steps for copy in copies], dtype=float)
+    mean: Vector = np.average([copy.made for copy in copies], axis=0, weights=steps)
+    if rules.rule == "mean" or base is None:
+        return mean
+    alpha = steps.max() * steps.sum() / (steps**2).sum()
+    return base + alpha * (mean - base)
