@@ -15,7 +15,7 @@ from hadar_cli.core.model import EVERY_SLOT, MergeRules
 
 _AFFORDABLE = 0.05  # share of the time that merging may take
 _UNMEASURED = 0.25  # of the slot: the interval until a merge has been timed
-_LEAST_STEPS = 4.0  # of the slowest copy between two merges
+_LEAST_STEPS = 1.0  # of the slowest copy between two merges
 _PATIENCE_S = 5.0  # with copies that are late, beyond what a merge usually takes
 _NEWEST = 0.5  # weight of the newest cost among all so far
 

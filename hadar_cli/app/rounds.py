@@ -132,14 +132,15 @@ class RoundLoop:
     # -- one round ---------------------------------------------------------------------------
 
     def _run_round(self) -> None:
-        before, devices = self._round, self._held.available()
-        round_ = self._round = _Round(ends_at=self._executor.now() + self._mix.slot_s)
+        before, devices, slot_s = self._round, self._held.available(), self._mix.slot_s
+        stints, latest = before.next_stints, float("inf")
         if before.sent_ahead & self._held.attempts:  # they are in the new slot already
-            round_.ends_at = before.ends_at + self._mix.slot_s
+            latest = before.ends_at + slot_s
         else:
-            before.next_stints = self._policy.plan(self._view(devices, self._mix.slot_s))
-        stints = before.next_stints
+            stints = self._policy.plan(self._view(devices, slot_s))
         self._tracker.plan_round(stints)
+        now = self._executor.now()  # after planning, which takes its time
+        round_ = self._round = _Round(ends_at=max(min(now + slot_s, latest), now + 0.75 * slot_s))
         if self._lasting:
             devices, stints = self._devices, self._reassign(stints)
         round_.plan(devices, [stint for stint in stints if stint.device in devices])
@@ -361,14 +362,19 @@ class RoundLoop:
             self._executor.recall(orphans)
 
     def _prepare_ahead(self) -> None:
-        """Has devices that are idle until the round's end start the process they will need then."""
-        idle = self._unplanned()
+        """Has idle devices that hold no process of use start the one they will need next."""
+        idle = [device for device in self._unplanned() if not self._is_of_use(device)]
         if not idle or not self._held.busy:
             return
         stints = self._policy.plan(self._view(idle, self._mix.slot_s, past_solo=True))
         next_job = {stint.device: stint.job for stint in reversed(stints)}
         for device, job in next_job.items():
             self._prepare(device, self._state.jobs[job])
+
+    def _is_of_use(self, device: str) -> bool:
+        """Whether the process that waits on the device is of a job that still has work."""
+        job = self._held.warm.get(device)
+        return job is not None and not self._state.jobs[job].is_trained
 
     def _prepare_while_waiting(self, device: str) -> None:
         """A device that waits for a meeting of copies it is to join has time to get ready."""
@@ -451,9 +457,7 @@ class RoundLoop:
         came = list(job.handed_in.values())
         if came:
             waits = [self._wait_of(copy) for copy in came]
-            began = (
-                self._executor.now()
-            )  # not from the last hand-in: patience is no cost of merging
+            began = self._executor.now()  # patience with the late is no cost of merging
             self._tracker.commit(job)
             merge_s = self._executor.now() - began
             self._meetings.learn(job.job.id, sum(waits) / len(waits) + merge_s)

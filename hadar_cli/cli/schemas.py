@@ -54,6 +54,14 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedRun:
+    """What `hadar run` would be expected to take here, and what that rests on."""
+
+    ttd_s: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """The answer of `hadar simulate`."""
 
@@ -65,6 +73,7 @@ class Simulation:
     left_out: tuple[LeftOut, ...]
     policies: tuple[PolicyResult, ...]
     like: LikeRun | None = None
+    forecast: ExpectedRun | None = None
 
 
 def outputs() -> dict[str, tuple[str, Any]]:

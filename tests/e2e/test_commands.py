@@ -101,7 +101,7 @@ def test_an_unknown_command_gets_the_nearest_name(tmp_path: Path) -> None:
 def test_policies_and_nodes_as_json(lab: Path) -> None:
     policies = json.loads(hadar("policies", "--json", cwd=lab).stdout)
     hadare = next(policy for policy in policies if policy["name"] == "hadare")
-    assert {"name": "stickiness", "type": "float", "default": 0.05} in hadare["fields"]
+    assert {"name": "stickiness", "type": "float", "default": 0.02} in hadare["fields"]
     nodes = json.loads(hadar("nodes", "list", "--json", cwd=lab).stdout)
     assert [(node["name"], node["emulated_speed"]) for node in nodes] == [
         ("fast", None),
