@@ -42,6 +42,7 @@ _RECALL_TICK_S = 0.5
 _RECALL_S = 15.0
 _FIRST_START_COST_S = 2.5  # of a cold copy, until one has been measured
 _LEAST_STINT_S = 0.5
+_HEADROOM = 1.5  # more steps than a device should come to, in case it is faster than thought
 _AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
 
 
@@ -270,12 +271,19 @@ class RoundLoop:
 
     def _start(self, stint: Stint, left: float, expected: Sequence[int], follows: str = "") -> None:
         seconds = float("inf") if self._lasting else left
-        order = self._tracker.hand_out(stint, seconds, expected, follows)
+        order = self._tracker.hand_out(self._within(stint, seconds), seconds, expected, follows)
         self._stints[order.attempt] = stint
         self._held.hold(order)
         if follows:
             self._round.sent_ahead.add(order.attempt)
         self._executor.start(order)
+
+    def _within(self, stint: Stint, seconds: float) -> Stint:
+        """What a copy may come to by then: steps that it only held would be missed elsewhere."""
+        if not self._policy.forks:
+            return stint
+        fits = _HEADROOM * seconds * self._rates.rate(stint.job, stint.device)
+        return replace(stint, steps=min(stint.steps, int(fits) + 1))
 
     def _expected_steps(self, job: int, chosen: Sequence[Stint], left: float) -> list[int]:
         """What each of the job's copies, under way or about to start, will bring to the merge."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from hadar_cli.core.policies.registry import ClusterView, JobView, Stint, register
+from hadar_cli.core.policies.registry import ClusterView, JobView, Stint
 
 
-@register
 @dataclass(frozen=True, slots=True)
 class Whims:
     """Random stints, large and small, on random devices; at least one where there is work."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 
-from tests.faults import policy  # noqa: F401 - it registers itself
 from tests.faults.checker import INVARIANTS
 from tests.faults.misfortune import KINDS
 from tests.faults.mutants import MUTANTS

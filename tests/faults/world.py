@@ -15,6 +15,7 @@ from hadar_cli.adapters.store import FileJournal, RunFacts, RunStore, read_journ
 from hadar_cli.app.ports import CopyOrder, Progressed
 from hadar_cli.core import events
 from hadar_cli.core.model import Gpu, Job, Launch, MergeRules, Mix, Node, PolicyChoice
+from hadar_cli.core.policies import registry
 from hadar_cli.errors import HadarError, RunLockedError, StorageError
 from tests.faults import weights
 from tests.faults.checker import (
@@ -28,6 +29,7 @@ from tests.faults.disk import Disk
 from tests.faults.executor import FaultyExecutor
 from tests.faults.misfortune import HeadKilledError, Misfortune
 from tests.faults.nodes import LEASE_S, Clock, SimulatedNode
+from tests.faults.policy import Whims
 
 _MOST_HEADS = 60
 _MOST_EVENTS = 6_000
@@ -118,6 +120,8 @@ class World:
         """The real head, with this world behind its ports."""
         with ExitStack() as stack:
             stack.enter_context(self.disk.mounted())
+            # Known here only: nobody else is to meet it among the policies.
+            stack.enter_context(patch.dict(registry._POLICIES, {Whims.name: Whims}))
             for name, stand_in in {
                 "NodeExecutor": lambda _, epoch, starts_at: self._executor(epoch, starts_at),
                 "connect": lambda *_: [],

@@ -33,6 +33,7 @@ class HadarE:
     name: ClassVar[str] = "hadare"
     forks: ClassVar[bool] = True
     stickiness: float = 0.02
+    reluctance: float = 3.0  # times the start cost, to leave a job that a device is warm for
     slack: float = 0.003  # longer than the optimum, if that takes fewer copies
     crumb_s: float = 0.5  # shares shorter than this are not worth a copy
     headroom: float = 1.5  # quotas beyond what fits the slot, for devices faster than thought
@@ -74,13 +75,16 @@ class HadarE:
     ) -> Matrix:
         """Seconds of each device for each job: nearly the optimum, with as few copies as it takes.
 
-        Every cold copy takes its device's time to start. The plan is tried without each share, the
-        shortest first, which then is left out where that takes no longer.
+        Every cold copy takes its device's time to start, and counts for more where the device would
+        leave a job that goes on: speeds are measured, and a plan that follows their every move
+        spends its time with starting. The plan is tried without each share, the shortest first,
+        which then is left out where that takes no longer.
         """
         steps = [job.free_steps for job in jobs]
+        cost_s = start_cost_s * np.where(warm.any(axis=0), self.reluctance, 1.0)
 
         def solve(may: BoolArray) -> FluidPlan:
-            starts_s = start_cost_s * (may & ~warm).sum(axis=0)
+            starts_s = cost_s * (may & ~warm).sum(axis=0)
             return forked_optimum(steps, np.where(may, rates, 0.0), starts_s)
 
         fluid = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness))
