@@ -286,10 +286,11 @@ def _device_summary(
 def _allocated_s(timeline: Timeline) -> float:
     """The rounds' lengths, each as often as there are devices that trained in it."""
     begins = [begin for begin, _ in timeline.rounds]
-    allocated = {
-        (bisect_right(begins, span.begin) - 1, span.device)
-        for spans in timeline.spans.values()
-        for span in spans
-        if not span.evaluates
-    }
+    allocated = set()
+    for span in (span for spans in timeline.spans.values() for span in spans):
+        if not span.evaluates:
+            # A copy that was sent its order ahead trains in a later round than it was started in.
+            ends = span.begin + span.start_s + span.train_s
+            first, last = bisect_right(begins, span.begin), bisect_right(begins, ends - 1e-9)
+            allocated |= {(i - 1, span.device) for i in range(first, max(first, last) + 1)}
     return fsum(timeline.rounds[i][1] - timeline.rounds[i][0] for i, _ in allocated if i >= 0)
