@@ -64,23 +64,25 @@ def page(results: Results) -> str:
 
 def judgement(results: Results, seeds: Sequence[int]) -> str:
     """Losses of the default, and the others' as multiples of unforked training's."""
-    recipes, rows, known, better = (IN_MIX, DEFAULT, PLAIN, FASTEST), [], 0, 0
+    recipes, rows, better = (IN_MIX, DEFAULT, PLAIN, FASTEST), [], 0
     within = dict.fromkeys((recipe.name for recipe in recipes), 0)
+    known = dict(within)
     for workload in STEPS:
         ratios = {r.name: _ratios(results, workload, r, seeds) for r in recipes}
         unforked = _spread(_losses(results, workload, UNFORKED, seeds), 4)
         columns = [_spread(ratios[recipe.name], 3) for recipe in recipes]
         rows.append([CATALOG[workload].short, unforked, *columns])
-        known += all(ratios.values())
         for name in within:
+            known[name] += bool(ratios[name])
             within[name] += _mean(ratios[name]) <= ALLOWED
         better += _mean(ratios[DEFAULT.name]) < _mean(ratios[FASTEST.name])
     heading = ["", "unforked", *(f"{name} ÷ unforked" for name in within)]
     verdict = (
         f"Within {ALLOWED} x of unforked training at equal steps: HadarE in M-5 "
-        f"{within[IN_MIX.name]} of {known}, all five devices on one job {within[DEFAULT.name]}, "
-        f"the plain mean {within[PLAIN.name]}. All five devices on one job, better than the "
-        f"fastest alone in equal time: {better} of {known}."
+        f"{within[IN_MIX.name]} of {known[IN_MIX.name]}, all five devices on one job "
+        f"{within[DEFAULT.name]} of {known[DEFAULT.name]}, the plain mean {within[PLAIN.name]} of "
+        f"{known[PLAIN.name]}. All five devices on one job, better than the fastest alone in equal "
+        f"time: {better} of {known[FASTEST.name]}."
     )
     missing = [s for s in seeds if any(one not in results for one in tasks(JUDGED, [s]))]
     note = f" Seeds {_list(missing)} have not been measured in full." if missing else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,21 +15,35 @@ from tests.support.browser import Browser, browsing
 from tests.support.runs import MARKUP, m5_world, stored, unlucky_world
 
 MOST_BYTES = 6_000_000
+WORKLOADS = ["image_classification", "language_model", "translation", "recommender", "weather"]
 SINGLE = {"gantt", "completions", "utilisation", "split", "throughput", "steps"}
 SINGLE |= {f"job-{i}" for i in range(5)}
 COMPARED = {"times", "completions", "split", "jcts", "effective", "gantt-0", "gantt-1"}
 
 
+def run_m5(folder: Path) -> None:
+    """A real M-5, cut short: the five models for a few steps each on two local devices."""
+    jobs = "".join(f"  - {{workload: {name}, steps: 40}}\n" for name in WORKLOADS)
+    (folder / "m5.yaml").write_text(f"slot_s: 6\njobs:\n{jobs}")
+    nodes = (f'[[node]]\nname = "{name}"\nhost = "local"\n' for name in ("one", "two"))
+    (folder / "nodes.toml").write_text("".join(nodes))
+    words = ["run", "m5.yaml", "-n", "nodes.toml", "--runs-dir", ".", "--name", "real"]
+    hadar = [sys.executable, "-m", "hadar_cli.cli.main", *words]
+    subprocess.run(hadar, cwd=folder, check=True, capture_output=True, timeout=200)
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """M-5 with a forecast, M-5 under two policies, and a run that met with everything bad."""
+    """M-5 for real and on paper, with a forecast and under two policies; and a run that met with
+    everything bad."""
     folder = tmp_path_factory.mktemp("pages")
-    names = ["image_classification", "language_model", "translation", "recommender", "weather"]
-    forecast = Forecast(100.0, dict.fromkeys(names, 80.0), 60.0, "the formula")
+    run_m5(folder)
+    forecast = Forecast(100.0, dict.fromkeys(WORKLOADS, 80.0), 60.0, "the formula")
     stored(m5_world(), folder, "m5-hadare", forecast)
     stored(m5_world("gavel"), folder, "m5-gavel")
     stored(unlucky_world(MARKUP), folder, "unlucky")
     wanted = {"single": ["m5-hadare"], "compared": ["m5-hadare", "m5-gavel"], "bad": ["unlucky"]}
+    wanted["real"] = ["real"]
     made = {name: folder / f"{name}.html" for name in wanted}
     for name, runs in wanted.items():
         report(runs, folder, page=made[name])
@@ -40,7 +56,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
-@pytest.mark.parametrize(("name", "charts"), [("single", SINGLE), ("compared", COMPARED)])
+@pytest.mark.parametrize(
+    ("name", "charts"), [("real", SINGLE), ("single", SINGLE), ("compared", COMPARED)]
+)
 def test_every_chart_is_drawn_from_data_without_a_word_of_complaint(
     pages: dict[str, Path], browser: Browser, name: str, charts: set[str]
 ) -> None:
@@ -57,7 +75,7 @@ def test_every_chart_is_drawn_from_data_without_a_word_of_complaint(
     assert browser.requests() == [pages[name].as_uri()]
 
 
-@pytest.mark.parametrize("name", ["single", "compared", "bad"])
+@pytest.mark.parametrize("name", ["real", "single", "compared", "bad"])
 def test_nothing_sticks_out_at_any_width(
     pages: dict[str, Path], browser: Browser, name: str
 ) -> None:

@@ -106,7 +106,7 @@ def judged(tmp_path: Path, losses: dict[str, float]) -> Results:
 def test_the_verdict_counts_workloads(tmp_path: Path) -> None:
     losses = {"unforked": 1.0, "HadarE in M-5": 1.01, "HadarE": 1.4} | RIVALS
     text = judgement(judged(tmp_path, losses), HELD_OUT)
-    assert "HadarE in M-5 5 of 5, all five devices on one job 0, the plain mean 0." in text
+    assert "in M-5 5 of 5, all five devices on one job 0 of 5, the plain mean 0 of 5." in text
     assert "in equal time: 5 of 5" in text and "not been measured" not in text
     assert "| 1.010 ± 0.000 | 1.400 ± 0.000 | 2.000 ± 0.000 | 1.500 ± 0.000 |" in text
 
