@@ -8,6 +8,9 @@ from hadar_cli.app.ports import CopyOrder
 from hadar_cli.core.events import CopyStarted
 from hadar_cli.core.state import JobState, RunState
 
+_FIRST_START_COST_S = 2.5  # of a cold copy, until one has been measured
+_NEWEST = 0.3  # weight of the newest start among all so far
+
 
 class Occupancy:
     """A device trains one copy at a time; the next order of that copy may be there already."""
@@ -20,6 +23,7 @@ class Occupancy:
         self.late: set[str] = set()  # attempts that nobody waits for
         self.ahead: dict[str, str] = {}  # device -> attempt that was sent ahead of its time
         self.progress: dict[str, int] = {}  # attempt -> steps it has told of
+        self.start_cost_s = _FIRST_START_COST_S  # of a copy whose process is not there yet
 
     def hold(self, order: CopyOrder) -> None:
         held = self.busy if order.hand_in else self.errands
@@ -72,3 +76,9 @@ class Occupancy:
 
     def idle(self) -> tuple[str, ...]:
         return tuple([d for d in self.available() if d not in self.errands])
+
+    def is_warm(self, device: str, job: int) -> bool:
+        return self.warm.get(device) == job
+
+    def learn_start(self, seconds: float) -> None:
+        self.start_cost_s += _NEWEST * (seconds - self.start_cost_s)

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from hadar_cli.app.errands import Errands
+from hadar_cli.app.foresight import Foresight
 from hadar_cli.app.meetings import Meetings
 from hadar_cli.app.occupancy import Occupancy
 from hadar_cli.app.ports import (
@@ -32,15 +34,13 @@ from hadar_cli.app.tracker import Tracker
 from hadar_cli.app.views import Views
 from hadar_cli.core import events
 from hadar_cli.core.model import Device, Mix
-from hadar_cli.core.policies.registry import ClusterView, Policy, Stint
+from hadar_cli.core.policies.registry import Policy, Stint
 from hadar_cli.core.state import JobState
 from hadar_cli.core.throughput import Rates
 from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
 
-_ERRAND_S = 300.0
 _RECALL_TICK_S = 0.5
 _RECALL_S = 15.0
-_FIRST_START_COST_S = 2.5  # of a cold copy, until one has been measured
 _LEAST_STINT_S = 0.5
 _HEADROOM = 1.5  # more steps than a device should come to, in case it is faster than thought
 _AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
@@ -93,11 +93,13 @@ class RoundLoop:
         self._round = _Round()
         self._meetings = Meetings(mix.merge, mix.slot_s)
         self._held = Occupancy(self._devices, self._state)
-        self._views = Views(mix, devices, self._state, rates, self._held, self._meetings)
+        self._views = Views(
+            mix, devices, self._state, rates, self._held, self._meetings, executor.now
+        )
+        self._foresight = Foresight(self._state, self._held, self._views, rates)
+        self._errands = Errands(tracker, executor, self._held, rates)
         self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
-        self._waits: dict[int, bool] = {}  # job -> whether its processes stay for more orders
         self._refused: set[str] = set()  # devices lost for security's sake
-        self._start_cost_s = _FIRST_START_COST_S
         # Copies of an unforked job need no merge at the slot's end: where they can, they run on.
         self._lasting = executor.prolongs and not policy.forks
 
@@ -138,7 +140,7 @@ class RoundLoop:
         if before.sent_ahead & self._held.attempts:  # they are in the new slot already
             latest = before.ends_at + slot_s
         else:
-            stints = self._policy.plan(self._view(devices, slot_s))
+            stints = self._policy.plan(self._views.of(devices, slot_s))
         self._tracker.plan_round(stints)
         now = self._executor.now()  # after planning, which takes its time
         round_ = self._round = _Round(ends_at=max(min(now + slot_s, latest), now + 0.75 * slot_s))
@@ -195,7 +197,7 @@ class RoundLoop:
 
     def _keep_devices_busy(self) -> None:
         """Starts what is next on every idle device; plans more where a list has run out."""
-        self._start_evaluations()
+        self._errands.evaluate(self._not_about_to_go_on)
         self._start_planned()
         left = self._round.ends_at - self._executor.now()
         # What a gang policy has just left idle, it would leave idle again.
@@ -203,7 +205,7 @@ class RoundLoop:
         if is_news and left > _LEAST_STINT_S and self._unplanned():
             waiting = {device for device, stints in self._round.lists.items() if stints}
             devices = tuple(d for d in self._held.available() if d not in waiting)
-            more = self._policy.plan(self._view(devices, left))
+            more = self._policy.plan(self._views.of(devices, left))
             busy = self._held.busy
             self._round.plan(devices, [stint for stint in more if stint.device not in busy])
             self._start_planned()
@@ -246,8 +248,8 @@ class RoundLoop:
         return not self._is_worth_starting(stint, due - self._executor.now())
 
     def _is_worth_starting(self, stint: Stint, left: float) -> bool:
-        is_warm = self._held.warm.get(stint.device) == stint.job
-        needed = _LEAST_STINT_S + (0.0 if is_warm else self._start_cost_s)
+        is_warm = self._held.is_warm(stint.device, stint.job)
+        needed = _LEAST_STINT_S + (0.0 if is_warm else self._held.start_cost_s)
         return bool(self._state.jobs[stint.job].free) and left > min(needed, self._mix.slot_s / 2)
 
     def _start_together(self, job: int, stints: Sequence[Stint]) -> None:
@@ -263,10 +265,10 @@ class RoundLoop:
         now, due = self._executor.now(), self._meetings.due(job)
         if due is not None and self._held.awaited(self._state.jobs[job]):
             return due
-        is_cold = any(self._held.warm.get(stint.device) != job for stint in stints)
-        begins = min(now + is_cold * self._start_cost_s, self._round.ends_at)
+        is_warm = all(self._held.is_warm(stint.device, job) for stint in stints)
+        begins = now if is_warm else min(now + self._held.start_cost_s, self._round.ends_at)
         slowest = min(self._rates.rate(job, stint.device) for stint in stints)
-        copies = len(stints) if self._stays(self._state.jobs[job]) else 1
+        copies = len(stints) if self._errands.stays(self._state.jobs[job]) else 1
         return self._meetings.call(job, begins, self._round.ends_at, slowest, copies)
 
     def _start(self, stint: Stint, left: float, expected: Sequence[int], follows: str = "") -> None:
@@ -289,7 +291,7 @@ class RoundLoop:
         """What each of the job's copies, under way or about to start, will bring to the merge."""
         quotas = {stint.device: stint.steps for stint in chosen}
         for copy in self._held.awaited(self._state.jobs[job]):
-            quotas[copy.device] = sum(end - first for first, end in copy.slices)
+            quotas[copy.device] = copy.quota
         rate = self._rates.rate
         return [min(quota, int(rate(job, d) * left) + 1) for d, quota in quotas.items()]
 
@@ -301,7 +303,7 @@ class RoundLoop:
         return list({copy.job for copy in self._held.copies() if copy.attempt not in late})
 
     def _overdue_at(self, job: int) -> float:
-        return self._meetings.overdue_at(job, self._start_cost_s)
+        return self._meetings.overdue_at(job, self._held.start_cost_s)
 
     def _close_overdue_meetings(self) -> bool:
         """Goes on without copies that are late: a hung machine costs the others only patience."""
@@ -328,56 +330,27 @@ class RoundLoop:
             return
         round_.is_planned_ahead = True
         left = max(0.0, round_.ends_at - now)
-        alone = {copy.device: copy for copy in self._held.copies() if self._is_alone(copy)}
+        alone = [c for c in self._foresight.alone() if self._errands.stays(self._state.jobs[c.job])]
         if not alone or not self._policy.forks:
             return
         everywhere = [d for d in self._devices if d not in self._state.lost_devices]
-        view = self._view(everywhere, self._mix.slot_s, later_s=left)
-        round_.next_stints = self._policy.plan(view)
-        firsts = {stint.device: stint for stint in reversed(round_.next_stints)}
-        jobs = [stint.job for stint in firsts.values()]
-        for device, copy in alone.items():
-            first = firsts.get(device)
-            if first and first.job == copy.job and jobs.count(copy.job) == 1:
-                self._go_on(copy, first, left)
-
-    def _is_alone(self, copy: events.CopyStarted) -> bool:
-        """Whether nobody waits for the copy's weights: no other copy, no solo phase to end."""
-        job = self._state.jobs[copy.job]
-        is_only = list(job.active) == [copy.attempt] and not job.handed_in and not copy.gang
-        return is_only and copy.attempt not in self._held.late and self._stays(job)
-
-    def _go_on(self, copy: events.CopyStarted, stint: Stint, left: float) -> None:
-        """Unless its order, its solo phase or the next stint will be over before the slot is."""
-        job, slot_s = self._state.jobs[copy.job], self._mix.slot_s
-        given = sum(end - first for first, end in copy.slices)
-        lasts = self._views.steps_by(copy, self._executor.now(), left) < given
-        fills_slot = stint.steps >= slot_s * self._rates.rate(stint.job, stint.device)
-        if lasts and fills_slot and job.free and not self._views.is_solo(job):
-            self._round.next_stints.remove(stint)
-            due = self._round.ends_at + slot_s
+        slot_s = self._mix.slot_s
+        round_.next_stints = self._policy.plan(self._views.of(everywhere, slot_s, later_s=left))
+        for copy, stint in self._foresight.going_on(alone, round_.next_stints, left, slot_s):
+            round_.next_stints.remove(stint)
+            due = round_.ends_at + slot_s
             self._meetings.expect(copy.job, due)
-            self._start(stint, due - self._executor.now(), [stint.steps], follows=copy.attempt)
-
-    def _recall_orphans(self, job: JobState) -> None:
-        """A copy sent ahead went on from weights that were then lost or refused."""
-        orphans = [
-            copy.attempt
-            for copy in job.active.values()
-            if copy.follows and copy.follows not in job.active and not job.is_based_on_latest(copy)
-        ]
-        if orphans:
-            self._executor.recall(orphans)
+            self._start(stint, due - now, [stint.steps], follows=copy.attempt)
 
     def _prepare_ahead(self) -> None:
         """Has idle devices that hold no process of use start the one they will need next."""
         idle = [device for device in self._unplanned() if not self._is_of_use(device)]
         if not idle or not self._held.busy:
             return
-        stints = self._policy.plan(self._view(idle, self._mix.slot_s, past_solo=True))
+        stints = self._policy.plan(self._views.of(idle, self._mix.slot_s, past_solo=True))
         next_job = {stint.device: stint.job for stint in reversed(stints)}
         for device, job in next_job.items():
-            self._prepare(device, self._state.jobs[job])
+            self._errands.prepare(device, self._state.jobs[job])
 
     def _is_of_use(self, device: str) -> bool:
         """Whether the process that waits on the device is of a job that still has work."""
@@ -386,16 +359,9 @@ class RoundLoop:
 
     def _prepare_while_waiting(self, device: str) -> None:
         """A device that waits for a meeting of copies it is to join has time to get ready."""
-        if stints := self._round.lists.get(device):
-            self._prepare(device, self._state.jobs[stints[0].job])
-
-    def _prepare(self, device: str, job: JobState) -> None:
-        if self._held.warm.get(device) != job.job.id and self._stays(job) and self._policy.forks:
-            self._send_on_errand(job, device, "prepare")
-
-    def _stays(self, job: JobState) -> bool:
-        """Whether the job's processes wait for orders, as far as is known; plain scripts do not."""
-        return self._waits.get(job.job.id, job.job.launch.workload is not None)
+        stints = self._round.lists.get(device)
+        if stints and self._policy.forks:
+            self._errands.prepare(device, self._state.jobs[stints[0].job])
 
     # -- what comes back ---------------------------------------------------------------------
 
@@ -425,7 +391,7 @@ class RoundLoop:
                 self._observer.progressed(report)
             case HandedIn():
                 device = self._held.free(report.attempt)
-                self._waits[self._state.started[report.attempt].job] = report.stays
+                self._errands.note(self._state.started[report.attempt].job, report.stays)
                 if not report.stays:
                     self._held.warm.pop(device, None)
                 if self._tracker.handed_in(report):
@@ -452,7 +418,7 @@ class RoundLoop:
         if result.steps and not started.gang:
             self._rates.observe(started.job, started.device, result.steps, result.train_s)
         if not report.warm:
-            self._start_cost_s += 0.3 * (result.start_s - self._start_cost_s)
+            self._held.learn_start(result.start_s)
 
     def _commit_if_complete(self, attempt: str) -> None:
         """Merges a job as soon as no copy that anyone waits for is still training."""
@@ -469,7 +435,8 @@ class RoundLoop:
             self._tracker.commit(job)
             merge_s = self._executor.now() - began
             self._meetings.learn(job.job.id, sum(waits) / len(waits) + merge_s)
-        self._recall_orphans(job)
+        if orphans := self._foresight.orphans(job):
+            self._executor.recall(orphans)
 
     def _wait_of(self, copy: events.CopyFinished) -> float:
         """What a copy's order took beside training; a cold start is not the meeting's fault."""
@@ -506,42 +473,17 @@ class RoundLoop:
                 self._take(report)
             self._observer.tick()
 
-    # -- quality -----------------------------------------------------------------------------
-
-    def _start_evaluations(self) -> None:
-        for job in self._state.unmeasured:
-            idle = [device for device in self._held.idle() if not self._waits_to_go_on(device)]
-            if job.errands or not idle:
-                continue
-            warm = [device for device in idle if self._held.warm.get(device) == job.job.id]
-            device = max(warm or idle, key=lambda d: self._rates.rate(job.job.id, d))
-            self._send_on_errand(job, device, "evaluate")
-
-    def _waits_to_go_on(self, device: str) -> bool:
-        stints = self._round.lists.get(device)
-        return self._must_wait(stints[0]) if stints else False
-
-    def _send_on_errand(self, job: JobState, device: str, purpose: str) -> None:
-        order = self._tracker.hand_out_errand(job, device, _ERRAND_S, purpose)
-        self._held.hold(order)
-        self._executor.start(order)
-
-    # -- what the policy sees ----------------------------------------------------------------
+    # -- devices without a copy --------------------------------------------------------------
 
     def _unplanned(self) -> tuple[str, ...]:
         """Idle devices with an empty list; the others wait for a meeting."""
         return tuple(d for d in self._held.idle() if not self._round.lists.get(d))
 
-    def _view(
-        self,
-        devices: Sequence[str],
-        seconds: float,
-        *,
-        later_s: float = 0.0,
-        past_solo: bool = False,
-    ) -> ClusterView:
-        now, cost_s = self._executor.now(), self._start_cost_s
-        return self._views.of(devices, seconds, now, cost_s, later_s=later_s, past_solo=past_solo)
+    def _not_about_to_go_on(self) -> list[str]:
+        """Idle devices, but for those that wait only until their job's copies have met."""
+        lists = self._round.lists
+        idle = self._held.idle()
+        return [d for d in idle if not (lists.get(d) and self._must_wait(lists[d][0]))]
 
 
 def _last_lines(log: str, count: int = 5) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hadar_cli.app.meetings import Meetings
 from hadar_cli.app.occupancy import Occupancy
@@ -25,10 +25,11 @@ class Views:
         rates: Rates,
         occupancy: Occupancy,
         meetings: Meetings,
+        clock: Callable[[], float],
     ) -> None:
         self._mix, self._cluster, self._state = mix, tuple(cluster), state
         self._rates, self._occupancy, self._meetings = rates, occupancy, meetings
-        self._devices = [device.name for device in cluster]
+        self._devices, self._clock = [device.name for device in cluster], clock
         self._queue: list[JobState] = []
         self._queue_holds = (-1, 0.0)  # while so many jobs are unfinished, until the next arrives
 
@@ -36,8 +37,6 @@ class Views:
         self,
         devices: Sequence[str],
         seconds: float,
-        now: float,
-        start_cost_s: float,
         *,
         later_s: float = 0.0,
         past_solo: bool = False,
@@ -47,16 +46,17 @@ class Views:
         ``later_s`` from now, what is under way will be in; ``past_solo`` looks beyond the phase in
         which a job has one copy only, to what comes next.
         """
+        now = self._clock()
         lost, copies, queue = self._state.lost_devices, self._occupancy.copies(), self._arrived(now)
         return ClusterView(
             now_s=now,
             slot_s=self._mix.slot_s,
             seconds=seconds,
             devices=tuple(devices),
-            jobs=lambda: [self._job(job, now, later_s, past_solo) for job in queue],
+            jobs=lambda: [self._job(job, later_s, past_solo) for job in queue],
             rates=self._rates,
             current=self._occupancy.warm,
-            start_cost_s=start_cost_s,
+            start_cost_s=self._occupancy.start_cost_s,
             cluster=tuple([d for d in self._cluster if d.name not in lost]),
             queue=queue,
             running={copy.job: copy.devices for copy in copies},
@@ -74,10 +74,10 @@ class Views:
             self._queue_holds = len(unfinished), later
         return self._queue
 
-    def _job(self, job: JobState, now: float, later_s: float, past_solo: bool) -> JobView:
+    def _job(self, job: JobState, later_s: float, past_solo: bool) -> JobView:
         done, free, active = len(job.done), len(job.free), len(job.active)
         if later_s:
-            coming = [self.steps_by(copy, now, later_s) for copy in job.active.values()]
+            coming = [self.steps_by(copy, later_s) for copy in job.active.values()]
             done += sum(coming) + sum(finished.steps for finished in job.handed_in.values())
             free, active = job.job.target_steps - done, 0
         return JobView(
@@ -103,9 +103,8 @@ class Views:
     def is_solo(self, job: JobState) -> bool:
         return len(job.done) < self._solo_steps(job)
 
-    def steps_by(self, copy: CopyStarted, now: float, later_s: float) -> int:
+    def steps_by(self, copy: CopyStarted, later_s: float) -> int:
         """What a copy will have done of its order then; by its rate, if it has told nothing yet."""
-        given = sum(end - first for first, end in copy.slices)
         rate, told = self._rates.rate(copy.job, copy.device), self._occupancy.progress
-        done = told.get(copy.attempt, rate * (now - copy.t))
-        return min(given, int(done + rate * later_s))
+        done = told.get(copy.attempt, rate * (self._clock() - copy.t))
+        return min(copy.quota, int(done + rate * later_s))

@@ -144,7 +144,6 @@ def _device(device: Device, state: RunState, now: float) -> _Device:
     for job in state.jobs.values():
         for copy in (*job.active.values(), *job.errands.values()):
             if copy.device == device.name:
-                steps = sum(end - first for first, end in copy.slices)
-                since_s = now - copy.t
-                return _Device(device.name, device.kind, copy.purpose, job.job.name, steps, since_s)
+                what, since_s = (copy.purpose, job.job.name, copy.quota), now - copy.t
+                return _Device(device.name, device.kind, *what, since_s)
     return _Device(device.name, device.kind, "idle")

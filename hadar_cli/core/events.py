@@ -42,6 +42,11 @@ class CopyStarted:
     follows: str = ""  # the attempt of the same process that it goes on from, without a merge
 
     @property
+    def quota(self) -> int:
+        """The steps it was given."""
+        return sum(end - first for first, end in self.slices)
+
+    @property
     def devices(self) -> tuple[str, ...]:
         return self.gang or (self.device,)
 

@@ -237,7 +237,7 @@ class Scene:
         else:
             return 0, 0.0
         seconds += max(0.0, silence if self._guesses else min(silence, _SILENCE_S))
-        return min(_quota(copy), int(rate * seconds)), seconds
+        return min(copy.quota, int(rate * seconds)), seconds
 
     # -- devices and jobs --------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Scene:
         if copy.purpose in _DOING:
             return DeviceNow(device, _DOING[copy.purpose], job, done, goal, busy=busy)
         steps, seconds = self._under_way(copy)
-        goal = max(goal, done + min(_quota(copy), self._fitting(copy.job, name, copy.t)))
+        goal = max(goal, done + min(copy.quota, self._fitting(copy.job, name, copy.t)))
         done += steps
         rate = self._rate(copy, steps, seconds)
         estimate = self._rates.estimated(copy.job, name)
@@ -329,7 +329,3 @@ class Scene:
         paces = self._paces(since, {job.job.id: 1.0})
         own = extrapolate(steps, paces, self.window_s)
         return min(own, run_left, key=lambda e: e.seconds) if own else None
-
-
-def _quota(copy: events.CopyStarted) -> int:
-    return sum(end - first for first, end in copy.slices)

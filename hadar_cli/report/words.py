@@ -24,7 +24,7 @@ def describe(event: events.Event, state: RunState) -> str:
         case events.CopyStarted() if event.purpose in _ERRANDS:
             return f"{event.device} {_ERRANDS[event.purpose]} {_job(state, event.job)}"
         case events.CopyStarted():
-            steps = count(_steps(event), "step")
+            steps = count(event.quota, "step")
             return f"{listed(event.devices)} trains {_job(state, event.job)}: {steps}"
         case events.CopyFinished():
             return _finished(event, state)
@@ -80,7 +80,7 @@ def device_lost(
     event: events.DeviceLost, copies: Iterable[events.CopyStarted], state: RunState
 ) -> str:
     """The loss of a device that held these copies."""
-    held = [f"{count(_steps(copy), 'step')} of {_job(state, copy.job)}" for copy in copies]
+    held = [f"{count(copy.quota, 'step')} of {_job(state, copy.job)}" for copy in copies]
     after = f"its {listed(held)} go back to the pool" if held else "the others take its work"
     return f"{event.device} lost; {after} ({plain(event.why, _LONGEST)})"
 
@@ -90,10 +90,6 @@ def device_lost(
 
 def _job(state: RunState, job: int) -> str:
     return plain(state.jobs[job].job.name, 40)
-
-
-def _steps(copy: events.CopyStarted) -> int:
-    return sum(end - first for first, end in copy.slices)
 
 
 def _copies_on(device: str, state: RunState) -> list[events.CopyStarted]:
@@ -141,7 +137,7 @@ def _copy_lost(event: events.CopyLost, state: RunState) -> str:
     line = f"{_job(state, started.job)} on {started.device} failed: {plain(event.why, _LONGEST)}"
     if log := event.log.strip().splitlines():
         line += f" ({plain(log[-1], _LONGEST)})"
-    steps = _steps(started)
+    steps = started.quota
     return f"{line}; its {count(steps, 'step')} go back to the pool" if steps else line
 
 

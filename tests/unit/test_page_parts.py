@@ -44,8 +44,11 @@ def test_an_empty_run_and_a_broken_one_have_figures_too(tmp_path):
     empty = trained_world()
     empty.journal.events.clear()
     for name, world in (("empty", empty), ("broken", unlucky_world())):
-        for figure in figures_of(read_record(stored(world, tmp_path, name))):
-            go.Figure(figure.data, figure.layout)
+        figures = figures_of(read_record(stored(world, tmp_path, name)))
+        assert {"gantt", "completions", "utilisation"} <= {figure.id for figure in figures}
+        for figure in figures:
+            go.Figure(figure.data, figure.layout)  # raises for names and values it does not know
+            assert figure.says, figure.id
 
 
 def test_bars_of_the_gantt_are_the_time_in_training(record):
