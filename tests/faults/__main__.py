@@ -4,44 +4,78 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
+import subprocess
 import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from tests.faults import simulation  # noqa: F401 - its sections register themselves
-from tests.faults.sections import SECTIONS, Findings, Size
+from tests.faults import table
+from tests.faults.sections import Findings, Size, load
 from tests.faults.world import run_schedule
 
 
 def main() -> int:
+    options = _parser().parse_args()
+    if options.seed is not None:
+        return _repeat(options.seed)
+    size = Size(options.full, options.first_seed, options.processes)
+    if options.into:
+        options.into.write_bytes(pickle.dumps(load()[options.only[0]].run(size)))
+        return 0
+    began = time.monotonic()
+    findings = _run_all(options.only or list(load()), size)
+    for name, found in findings.items():
+        table.print_details(name, found)
+    print(table.rows(findings))
+    violations = [violation for found in findings.values() for violation in found.violations]
+    for violation in violations:
+        print(f"VIOLATION {violation}")
+    print(f"{len(violations) or 'no'} violations in {time.monotonic() - began:.0f} s", end="")
+    print(f", seeds from {size.seed}")
+    return 1 if violations else 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/faults", description=__doc__)
     amount = parser.add_mutually_exclusive_group()
     amount.add_argument("--quick", action="store_true", help="minutes; the default")
     amount.add_argument("--full", action="store_true", help="hours")
     parser.add_argument("--seed", type=int, help="run this one schedule again")
     parser.add_argument("--first-seed", type=int, default=1, help="begin with this one")
-    parser.add_argument("--only", choices=SECTIONS, help="run this section alone")
+    parser.add_argument("--only", action="append", choices=load(), help="run this section")
     parser.add_argument("-j", "--processes", type=int, default=os.cpu_count() or 1)
-    options = parser.parse_args()
-    if options.seed is not None:
-        return _repeat(options.seed)
-    size = Size(options.full, options.first_seed, options.processes)
-    violations = 0
-    for name in [options.only] if options.only else SECTIONS:
-        findings = SECTIONS[name](size)
-        _print(findings)
-        violations += len(findings.violations)
-    print("no violation" if not violations else f"{violations} violations")
-    return 1 if violations else 0
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # a section's own process
+    return parser
 
 
-def _print(findings: Findings) -> None:
-    for title, table in findings.tables.items():
-        print(f"\n{title}")
-        width = max((len(name) for name in table), default=0)
-        for name, figure in table.items():
-            print(f"  {name:<{width}}  {figure}")
-    for violation in findings.violations:
-        print(f"VIOLATION {violation}")
-    print(flush=True)
+def _run_all(names: list[str], size: Size) -> dict[str, Findings]:
+    """Those that compute one after another, those that wait beside them."""
+    lanes = [[n for n in names if load()[n].waits is waits] for waits in (False, True)]
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(len(lanes)) as pool:
+        results = [
+            pool.submit(lambda lane=lane: {n: _run_apart(n, size, Path(directory)) for n in lane})
+            for lane in lanes
+        ]
+        found = {name: f for result in results for name, f in result.result().items()}
+    return {name: found[name] for name in names}
+
+
+def _run_apart(name: str, size: Size, directory: Path) -> Findings:
+    """In a process of its own: sections fork, patch and count threads."""
+    into = directory / name.replace(" ", "-")
+    words = ["--only", name, "--into", str(into), "--first-seed", str(size.seed)]
+    words += ["-j", str(size.processes), *(["--full"] if size.is_full else [])]
+    began = time.monotonic()
+    code = subprocess.run([sys.executable, "-m", "tests.faults", *words], check=False).returncode
+    took = time.monotonic() - began
+    print(f"{name}: {took:.0f} s", file=sys.stderr, flush=True)
+    if code:
+        return Findings(violations=[f"{name}: the section itself ended with {code}"])
+    findings: Findings = pickle.loads(into.read_bytes())
+    return findings
 
 
 def _repeat(seed: int) -> int:

@@ -1,10 +1,21 @@
-"""Parts of ``scripts/faults``: each runs by size and reports figures and violations."""
+"""Parts of ``scripts/faults``: each runs by size and reports one row of the table.
+
+A section is a function in a module of this folder that is named in ``MODULES``:
+
+    @section("bit flips")
+    def run_flips(size: Size) -> Findings:
+        return Findings(trials=…, fired=…, checked=…, violations=[…])
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TypeAlias
+
+MODULES = ("simulation",)  # sections run, and appear in the table, in this order
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +29,42 @@ class Size:
 
 @dataclass(slots=True)
 class Findings:
-    """What a section has to say: tables by title, each of names and figures, and violations."""
+    """What came of a section. A trial is what may be violated once: a schedule, a run, an input."""
 
-    tables: dict[str, Mapping[str, object]] = field(default_factory=dict)
+    trials: int = 0
+    fired: Counter[str] = field(default_factory=Counter)  # faults by kind
+    checked: int = 0  # invariants looked at, each time one was
     violations: list[str] = field(default_factory=list)
+    recoveries_s: list[float] = field(default_factory=list)  # from a fault to the next commit
+    steps: int = 0  # counted
+    steps_redone: int | None = None  # trained beyond those
+    skipped: list[str] = field(default_factory=list)  # what cannot be done here, and why
+    details: dict[str, Mapping[str, object]] = field(default_factory=dict)  # tables by title
 
 
 Section: TypeAlias = Callable[[Size], Findings]
-SECTIONS: dict[str, Section] = {}
 
 
-def section(name: str) -> Callable[[Section], Section]:
-    """Decorator: the section runs under this name, in the order of registration."""
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    run: Section
+    waits: bool
+
+
+SECTIONS: dict[str, _Entry] = {}
+
+
+def section(name: str, waits: bool = False) -> Callable[[Section], Section]:
+    """Decorator: the section runs under this name; one that mostly waits runs beside the others."""
 
     def register(run: Section) -> Section:
-        SECTIONS[name] = run
+        SECTIONS[name] = _Entry(run, waits)
         return run
 
     return register
+
+
+def load() -> dict[str, _Entry]:
+    for module in MODULES:
+        import_module(f"tests.faults.{module}")
+    return SECTIONS

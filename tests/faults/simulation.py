@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 
-from tests.faults.checker import INVARIANTS
 from tests.faults.misfortune import KINDS
 from tests.faults.mutants import MUTANTS
 from tests.faults.sections import Findings, Size, section
@@ -33,6 +32,7 @@ class Tally:
     passed: Counter[str] = field(default_factory=Counter)
     heads: int = 0
     events: int = 0
+    checked: int = 0
     steps: int = 0
     steps_redone: int = 0
     recoveries_s: list[float] = field(default_factory=list)
@@ -44,27 +44,12 @@ class Tally:
         self.passed.update(outcome.passed)
         self.heads += outcome.heads
         self.events += outcome.events
+        self.checked += outcome.checked
         self.steps += outcome.steps
         self.steps_redone += outcome.steps_redone
         self.recoveries_s += outcome.recoveries_s
         if outcome.violation:
             self.violations.append(f"seed {outcome.seed}: {outcome.violation}")
-
-    def figures(self) -> dict[str, object]:
-        waits = sorted(self.recoveries_s) or [0.0]
-        return {
-            "schedules": self.schedules,
-            "faults fired": self.fired.total(),
-            "heads started": self.heads,
-            "journal records checked": self.events,
-            "invariants checked after every head": len(INVARIANTS),
-            "violations": len(self.violations),
-            "95 % bound on violations per schedule": f"{3 / max(1, self.schedules):.1e}",
-            "steps trained once and counted": self.steps,
-            "steps trained again": f"{self.steps_redone} ({self.steps_redone / self.steps:.0%})",
-            "virtual time to the next commit, p50": f"{waits[len(waits) // 2]:.1f} s",
-            "the same, p99": f"{waits[len(waits) * 99 // 100]:.0f} s",
-        }
 
 
 def run_many(seeds: Iterable[int], processes: int = 1) -> Tally:
@@ -85,12 +70,20 @@ def run_schedules(size: Size) -> Findings:
     count = FULL if size.is_full else QUICK
     tally = run_many(range(size.seed, size.seed + count), size.processes)
     never = [kind for kind in KINDS if not tally.fired[kind]]
-    tables = {
-        "simulated schedules": tally.figures(),
-        "faults fired": {kind: tally.fired[kind] for kind in KINDS},
-        "places passed": dict(sorted(tally.passed.items())),
-    }
-    return Findings(tables, tally.violations + [f"{kind}: it never fired" for kind in never])
+    return Findings(
+        trials=tally.schedules,
+        fired=tally.fired,
+        checked=tally.checked,
+        violations=tally.violations + [f"{kind}: it never fired" for kind in never],
+        recoveries_s=tally.recoveries_s,
+        steps=tally.steps,
+        steps_redone=tally.steps_redone,
+        details={
+            "amounts": {"heads started": tally.heads, "journal records checked": tally.events},
+            "faults fired": {kind: tally.fired[kind] for kind in KINDS},
+            "places passed": dict(sorted(tally.passed.items())),
+        },
+    )
 
 
 def find_violation(name: str, first_seed: int = 1) -> Outcome | None:
@@ -107,11 +100,14 @@ def run_mutants(size: Size) -> Findings:
         find = partial(find_violation, first_seed=size.seed)
         found = dict(zip(MUTANTS, pool.map(find, MUTANTS, chunksize=1), strict=True))
     missed = [name for name, outcome in found.items() if not outcome]
-    tables = {
-        "mutants": {"seeded": len(found), "noticed": len(found) - len(missed)},
-        "noticed by": {
-            name: f"seed {outcome.seed}: {(outcome.violation or '')[:60]}" if outcome else "nobody"
-            for name, outcome in found.items()
-        },
+    noticed_by = {
+        name: f"seed {outcome.seed}: {(outcome.violation or '')[:60]}" if outcome else "nobody"
+        for name, outcome in found.items()
     }
-    return Findings(tables, [f"mutant not noticed: {name}" for name in missed])
+    return Findings(
+        trials=len(found),
+        fired=Counter(found.keys()),
+        checked=len(found),
+        violations=[f"mutant not noticed: {name}" for name in missed],
+        details={"noticed by": noticed_by},
+    )

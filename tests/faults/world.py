@@ -19,6 +19,7 @@ from hadar_cli.core.policies import registry
 from hadar_cli.errors import HadarError, RunLockedError, StorageError
 from tests.faults import weights
 from tests.faults.checker import (
+    Count,
     Violation,
     check_end,
     check_journal,
@@ -49,6 +50,7 @@ class Outcome:
     recoveries_s: list[float] = field(default_factory=list)
     passed: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    checked: int = 0
 
 
 class World:
@@ -277,11 +279,12 @@ def run_schedule(seed: int) -> Outcome:
     """Everything about it follows from the seed."""
     with tempfile.TemporaryDirectory(dir=_memory()) as directory:
         world = World(seed, Path(directory))
-        outcome = Outcome(seed, world.misfortune.fired)
+        outcome, checked = Outcome(seed, world.misfortune.fired), Count.checked
         try:
             outcome.heads = world.run()
         except Exception as error:  # whatever escapes the head is a violation too
             outcome.violation = f"{type(error).__name__}: {error}"
+        outcome.checked = Count.checked - checked
         outcome.events = len(world.acknowledged)
         outcome.seconds = world.clock.now
         outcome.steps = sum(job.target_steps for job in world.mix.jobs)
