@@ -122,6 +122,7 @@ class World:
         """The real head, with this world behind its ports."""
         with ExitStack() as stack:
             stack.enter_context(self.disk.mounted())
+            registry.names()  # loads them all, or the patch would take them away again
             # Known here only: nobody else is to meet it among the policies.
             stack.enter_context(patch.dict(registry._POLICIES, {Whims.name: Whims}))
             for name, stand_in in {
