@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from bench.frame import Row, beside
 from hadar_cli.core.policies.gavel import Gavel, GavelMakespan
 from hadar_cli.core.policies.hadar import Hadar
 from hadar_cli.core.queue import Queue
@@ -71,6 +72,14 @@ def measure(jobs: int, repeat: int) -> list[float]:
         row.append(best_of(1 if jobs > 1000 else repeat, lambda: Gavel().allocate(queue)))
         row.append(best_of(1 if jobs > 1000 else repeat, lambda: GavelMakespan().allocate(queue)))
     return row
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    measure(32, 1)  # imports and first calls
+    for jobs in (32, 512) if quick else (32, 512, 2048):
+        _, warm, fair, makespan = zip(*(measure(jobs, 1) for _ in range(3)), strict=True)
+        yield beside(f"{jobs} jobs, against max-min", "ms", warm, "Gavel's LP", fair)
+        yield beside(f"{jobs} jobs, against makespan", "ms", warm, "Gavel's LP", makespan)
 
 
 def main() -> None:

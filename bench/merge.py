@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.frame import Row, beside
 from hadar_cli.adapters.blending import BLOCK, CHUNK
 from hadar_cli.adapters.safetensors_file import DTYPES, Array, Checkpoint, Tensor, narrow, widen
 from hadar_cli.adapters.safetensors_file import write as write_file
@@ -91,6 +92,29 @@ def least(actions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str
 
 def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    for mb in (100,) if quick else (100, 400):
+        ours, theirs = take_turns(mb, 3 if quick else 5)
+        yield beside(f"5 copies of {mb} MB", "s", ours, "read and add in float64", theirs)
+
+
+def take_turns(mb: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of merging five such copies, and of reading and adding them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = [make(folder / f"copy{i}", mb, "F32", i) for i in range(5)]
+        copies = [Contribution(i, path, 10 * (i + 1), 32) for i, path in enumerate(paths)]
+
+        def merge_anew() -> None:
+            (folder / "out").unlink(missing_ok=True)
+            merge(copies, None, folder / "out", MergeRules())
+
+        merge_anew()
+        actions = {"merge": merge_anew, "add": lambda: read_and_add(paths, wide=True)}
+        turns = [least(actions, 1) for _ in range(repeats)]
+        return [turn["merge"][0] for turn in turns], [turn["add"][0] for turn in turns]
 
 
 def main() -> None:

@@ -15,9 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bench.frame import Row, beside
 from hadar_cli.adapters.store import read_journal
 from hadar_cli.core import events
 from tests.support.lab import Lab, running
@@ -82,29 +84,39 @@ def scp_there_and_back(lab: Lab, size: int) -> float:
         return time.monotonic() - began
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--mb", type=int, default=45)
-    options.add_argument("--nodes", type=int, default=5)
-    options.add_argument("--steps", type=int, default=1500)
-    chosen = options.parse_args()
-    width = round((chosen.mb * 1e6 / 4) ** 0.5)
+def measure(mb: int, nodes: int, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of each gap, and of the same bytes by scp."""
+    width = round((mb * 1e6 / 4) ** 0.5)
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(Path(folder) / "lab", chosen.nodes) as lab,
+        running(Path(folder) / "lab", nodes) as lab,
     ):
         work = Path(folder)
         inventory = Path(lab.inventory).read_text()
         lines = [line for line in inventory.splitlines() if not line.startswith("emulate")]
         (work / "nodes.toml").write_text("\n".join(lines))
         (work / "train.py").write_text(SCRIPT.format(width=width))
-        (work / "mix.yaml").write_text(MIX.format(steps=chosen.steps))
+        (work / "mix.yaml").write_text(MIX.format(steps=steps))
         run = [sys.executable, "-m", "hadar_cli.cli.main", "run", "mix.yaml", "--no-live"]
-        subprocess.run(run, cwd=work, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(run, cwd=work, check=True, capture_output=True)
         found = gaps(next(work.glob("runs/*/journal.jsonl")))
-        limit = min(scp_there_and_back(lab, width * width * 4) for _ in range(3))
-    median, worst = statistics.median(found), max(found)
-    print(f"{chosen.nodes} nodes, {width * width * 4 / 1e6:.0f} MB, {len(found)} gaps")
+        return found, [scp_there_and_back(lab, width * width * 4) for _ in range(3)]
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    found, limit = measure(mb=45, nodes=5, steps=600 if quick else 1500)
+    yield beside("gap, 5 nodes, 45 MB", "s", found, "the bytes by scp", [min(limit)])
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--mb", type=int, default=45)
+    options.add_argument("--nodes", type=int, default=5)
+    options.add_argument("--steps", type=int, default=1500)
+    chosen = options.parse_args()
+    found, limits = measure(chosen.mb, chosen.nodes, chosen.steps)
+    median, worst, limit = statistics.median(found), max(found), min(limits)
+    print(f"{chosen.nodes} nodes, {chosen.mb} MB, {len(found)} gaps")
     print(f"round overhead   median {median:.2f} s   worst {worst:.2f} s")
     print(f"the bytes by scp        {limit:.2f} s")
     print(f"beyond the bytes        {median - limit:.2f} s median, {worst - limit:.2f} s worst")

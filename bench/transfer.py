@@ -4,7 +4,7 @@
 
 Ours hashes every byte on both ends, scp does not; both are given the fastest cipher. ``process``
 is what hadar takes for files from 8 MB on, ``channel`` what it takes for small ones and behind
-jump hosts. Rates are the best of the repeats: what else the machine does only ever takes away.
+jump hosts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+from bench.frame import Row, beside, line
 from hadar_cli.adapters.config import read_nodes
 from hadar_cli.adapters.openssh import BulkProcess
 from hadar_cli.adapters.ssh import become, command_of
@@ -84,7 +85,7 @@ def timed(action: Callable[..., object], *arguments: object) -> float:
     return time.perf_counter() - began
 
 
-def race(course: Course, repeats: int) -> None:
+def race(course: Course, repeats: int) -> Iterator[Row]:
     """All ways take turns, so that what else the machine does hits them alike."""
     size = course.source.stat().st_size / 1e6
     with session(course.node, "process") as process, session(course.node, "channel") as channel:
@@ -94,32 +95,28 @@ def race(course: Course, repeats: int) -> None:
             "process": lambda pull: course.ours(process, pull),
         }
         for pull in (False, True):
-            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            rates: dict[str, list[float]] = {way: [] for way in ways}
             for _ in range(repeats):
                 for way, move in ways.items():
                     course.clear(pull, way)
-                    seconds[way].append(timed(move, pull))
-            rates = {way: size / min(s) for way, s in seconds.items()}
-            told = "  ".join(
-                f"{way} {rate:5.0f} MB/s ({rate / rates['scp']:4.2f} x scp)"
-                for way, rate in rates.items()
-            )
-            print(f"{'pull' if pull else 'push'} {size:5.0f} MB:  {told}")
+                    rates[way].append(size / timed(move, pull))
+            for way in ("process", "channel"):
+                case = f"{'pull' if pull else 'push'} {size:.0f} MB by {way}"
+                yield beside(case, "MB/s", rates[way], "scp", rates["scp"], more_is_better=True)
 
 
-def race_at_once(courses: list[Course], repeats: int) -> None:
+def race_at_once(courses: list[Course], repeats: int) -> Iterator[Row]:
     """Pulls from all nodes together; every way as one and as five."""
     size = courses[0].source.stat().st_size / 1e6
-    rates: dict[str, float] = {}
+    rates: dict[str, list[float]] = {}
     with ThreadPoolExecutor(len(courses)) as pool:
 
         def measure(name: str, moves: list[Callable[[bool], None]]) -> None:
-            seconds = []
             for _ in range(repeats):
                 for course in courses:
                     course.clear(pull=True)
-                seconds.append(timed(lambda: list(pool.map(lambda move: move(True), moves))))
-            rates[name] = len(moves) * size / min(seconds)
+                took_s = timed(lambda: list(pool.map(lambda move: move(True), moves)))
+                rates.setdefault(name, []).append(len(moves) * size / took_s)
 
         for course in courses:
             course.scp(False)
@@ -134,10 +131,10 @@ def race_at_once(courses: list[Course], repeats: int) -> None:
                     moves.append(partial(course.ours, files))
                 measure(f"one {way}", moves[:1])
                 measure(f"five {way}", moves)
-    told = "  ".join(f"{name} {rate:.0f} MB/s" for name, rate in rates.items())
-    print(f"pulls of {size:.0f} MB, in all:  {told}")
-    for way in ("one channel", "five scp"):
-        print(f"five by process = {rates['five process'] / rates[way]:.2f} x {way}")
+    five = rates["five process"]
+    for rival in ("five scp", "one channel", "one process"):
+        case = f"five pulls of {size:.0f} MB, beside {rival}"
+        yield beside(case, "MB/s", five, rival, rates[rival], more_is_better=True)
 
 
 def peak_memory(inventory: Path, source: Path) -> float:
@@ -174,6 +171,24 @@ def make(path: Path, mb: int) -> Path:
     return path
 
 
+def rows(quick: bool) -> Iterator[Row]:
+    yield from measured([100] if quick else [100, 1000], 2 if quick else 3)
+
+
+def measured(sizes: list[int], repeats: int) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "lab", NODES) as lab:
+        nodes = read_nodes(lab.inventory)
+        for mb in sizes:
+            source = make(Path(folder) / f"{mb}", mb)
+            yield from race(Course(lab, nodes[0], source, digest_of(source)), repeats)
+        source = Path(folder) / str(min(sizes))
+        digest = digest_of(source)
+        yield from race_at_once([Course(lab, node, source, digest) for node in nodes], repeats)
+        for mb in sizes:
+            peak = peak_memory(lab.inventory, Path(folder) / f"{mb}")
+            yield beside(f"the head's peak memory, {mb} MB", "MB", [peak], "the file", [mb])
+
+
 def main() -> None:
     usage = argparse.ArgumentParser(description=__doc__)
     usage.add_argument("--mb", type=int, nargs="+", default=[100, 1000])
@@ -183,17 +198,8 @@ def main() -> None:
     if asked.worker:
         work(*asked.worker)
         return
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "lab", NODES) as lab:
-        nodes = read_nodes(lab.inventory)
-        for mb in asked.mb:
-            source = make(Path(folder) / f"{mb}", mb)
-            race(Course(lab, nodes[0], source, digest_of(source)), asked.repeats)
-        source = Path(folder) / str(min(asked.mb))
-        digest = digest_of(source)
-        race_at_once([Course(lab, node, source, digest) for node in nodes], asked.repeats)
-        memory = {mb: peak_memory(lab.inventory, Path(folder) / f"{mb}") for mb in asked.mb}
-        told = "  ".join(f"{mb} MB: {peak:.0f} MB" for mb, peak in memory.items())
-        print(f"the head's peak memory, by file size:  {told}")
+    for row in measured(asked.mb, asked.repeats):
+        print(line(row), flush=True)
 
 
 if __name__ == "__main__":
