@@ -34,6 +34,7 @@ from hadar_cli.node import checkpoint
 from hadar_cli.node.batches import Source, StreamSource, source_of
 from hadar_cli.node.order import Order, Slices, before, take, write_atomically
 from hadar_cli.node.pacing import Pace
+from hadar_cli.node.quick_torch import spare_the_compiler
 from hadar_cli.node.schedules import Schedules
 from hadar_cli.node.updates import Updates
 
@@ -43,6 +44,8 @@ _LEAST_TRAINING = 0.2  # of the time given
 _SAMPLES_TOLD = 8
 
 Evaluate = Callable[[], dict[str, float]]
+
+spare_the_compiler()  # here, so that a nursery has done it before any script makes an optimizer
 
 
 def training(
