@@ -9,10 +9,8 @@ compared. Processor time is counted, so that a busy machine does not matter much
 from __future__ import annotations
 
 import heapq
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from bench.frame import Row, beside
 from bench.paper.batches import batch, own_table
@@ -25,8 +23,7 @@ CLUSTER = "v100:20,p100:20,k80:20"
 
 def scenario(jobs: int, seed: int = 0) -> Scenario:
     table, devices = own_table(), parse_cluster(CLUSTER, 4)
-    with tempfile.TemporaryDirectory() as folder:
-        trace = batch(seed, jobs, Path(folder), table)
+    trace = batch(seed, jobs, table)
 
     def speeds(consolidated: bool) -> TableSpeeds:
         return TableSpeeds(table, trace.jobs, devices, loses=not consolidated)

@@ -8,6 +8,7 @@ Gavel's format, so that a file of the real trace can stand in for them.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ SIZES: Mapping[str, tuple[float, tuple[float, float], tuple[str, ...]]] = {
     "L": (0.31, (10.0, 50.0), ("LM (batch size 80)", "Transformer (batch size 64)")),
     "XL": (0.06, (60.0, 100.0), ("ResNet-50 (batch size 64)",)),
 }
+FASTEST = "v100"
 GANGS = {1: 0.72, 2: 0.11, 4: 0.12, 8: 0.05}
 
 
@@ -38,8 +40,11 @@ def models_of(table: Throughputs) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def draw(seed: int, jobs: int, table: Throughputs, fastest: str = "v100") -> list[str]:
-    """Lines of a trace in Gavel's format, of jobs that are all there from the beginning."""
+def draw(seed: int, jobs: int, table: Throughputs, shorter: float = 1.0) -> list[str]:
+    """Lines of a trace in Gavel's format, of jobs that are all there from the beginning.
+
+    ``shorter`` divides their lengths, for batches so large that days of theirs tell nothing new.
+    """
     rng = np.random.default_rng([seed, jobs])
     models = models_of(table)
     sizes, gangs = list(SIZES), list(GANGS)
@@ -49,10 +54,10 @@ def draw(seed: int, jobs: int, table: Throughputs, fastest: str = "v100") -> lis
         low, high = SIZES[size][1]
         model = str(rng.choice(models[size]))
         # Only what was measured in gangs trains in gangs; small jobs do not ask for any.
-        may_gang = size != "S" and (model, 2, fastest) in table.gang_rates
+        may_gang = size != "S" and (model, 2, FASTEST) in table.gang_rates
         gang = int(rng.choice(gangs, p=list(GANGS.values()))) if may_gang else 1
-        gpu_hours = max(0.02, rng.uniform(low, high))
-        steps = round(3600 * gpu_hours * table.device_rate(model, gang, fastest))
+        gpu_hours = max(0.02, rng.uniform(low, high)) / shorter
+        steps = round(3600 * gpu_hours * table.device_rate(model, gang, FASTEST))
         lines.append(_line(model, max(1, steps), gang))
     return lines
 
@@ -62,11 +67,12 @@ def _line(model: str, steps: int, gang: int) -> str:
     return "\t".join(map(str, fields))
 
 
-def batch(seed: int, jobs: int, folder: Path, table: Throughputs | None = None) -> Trace:
+def batch(seed: int, jobs: int, table: Throughputs, shorter: float = 1.0) -> Trace:
     """A batch by way of a file, as any other trace."""
-    path = folder / f"batch{jobs}_seed{seed}.trace"
-    path.write_text("\n".join(draw(seed, jobs, table or own_table())) + "\n")
-    return read_trace(path)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"batch{jobs}_seed{seed}.trace"
+        path.write_text("\n".join(draw(seed, jobs, table, shorter)) + "\n")
+        return read_trace(path)
 
 
 def own_table() -> Throughputs:
