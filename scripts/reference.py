@@ -95,6 +95,8 @@ MERGE_FIELDS = {
     "solo": "The first share of the steps, which one device does alone.",
     "optimizer_state": "Averaged, the busiest copy's, or begun anew.",
     "outer": "An outer Nesterov step of `lr` and `momentum`, as in DiLoCo.",
+    "keep": "At a job's end: `merged`, or by its evaluation the `better` of the last merge and "
+    "its leader, the copy with most steps.",
     "every_s": "Between merges: seconds, `auto`, or `slot` for its end only.",
 }
 

@@ -346,6 +346,7 @@ _MERGE_FIELDS: dict[str, Reader[Any]] = {
     "solo": number(0, 1),
     "optimizer_state": choice("average", "leader", "reset"),
     "outer": _outer_step,
+    "keep": choice("merged", "better"),
     "every_s": either(number(0.1, 10**6), "auto", EVERY_SLOT),
 }
 

@@ -28,7 +28,8 @@ class Housekeeper:
         self._inputs: dict[int, set[str]] = defaultdict(set)
         self._given: dict[str, str] = {}  # attempt under way -> the weights it was sent off with
         self._generations: dict[int, list[str]] = {
-            number: [job.weights] if job.weights else [] for number, job in state.jobs.items()
+            number: [digest for digest in (job.rival, job.weights) if digest]
+            for number, job in state.jobs.items()
         }
         for number, job in state.jobs.items():  # what the head before this one had still to merge
             self._inputs[number] = {c.weights for c in job.handed_in.values() if c.weights}
@@ -45,8 +46,10 @@ class Housekeeper:
                     self._given[event.attempt] = weights
             case events.CopyFinished():
                 self._given.pop(event.attempt, None)
+                job = self._state.started[event.attempt].job
                 if event.weights:
-                    self._inputs[self._state.started[event.attempt].job].add(event.weights)
+                    self._inputs[job].add(event.weights)
+                self._put_out_if_trained(job)
             case events.CopyLost():
                 self._given.pop(event.attempt, None)
             case events.WeightsMerged():
@@ -59,8 +62,7 @@ class Housekeeper:
 
     def _tidy(self, event: events.WeightsMerged) -> None:
         kept = self._generations[event.job]
-        if event.weights:
-            kept.append(event.weights)
+        kept += [digest for digest in (event.rival, event.weights) if digest]
         # A copy that starts slowly may still have to read weights that others have left behind.
         old = [digest for digest in kept[:-KEPT_GENERATIONS] if digest not in self._given.values()]
         stale = self._inputs.pop(event.job, set()) | set(old)
@@ -71,7 +73,7 @@ class Housekeeper:
     def _put_out_if_trained(self, number: int) -> None:
         job = self._state.jobs[number]
         path = self._store.directory / "models" / f"{job.job.name}.safetensors"
-        if job.is_trained and job.weights and not path.exists():
+        if job.is_trained and job.weights and not job.rival and not path.exists():
             part = path.with_name(path.name + ".part")
             export_model(self._store.object_path(job.weights), part)
             replace_durably(part, path)

@@ -32,14 +32,17 @@ class Errands:
         return self._waits.get(job.job.id, job.job.launch.workload is not None)
 
     def evaluate(self, idle: Callable[[], Sequence[str]]) -> None:
-        """Has the final quality of every trained job measured, where its process is, or fastest."""
+        """Has the final quality of every trained job measured, where its process is, or fastest.
+
+        Then that of the last merge's leader, if the better of the two is to be kept.
+        """
         for job in self._tracker.state.unmeasured:
             devices = idle()
             if job.errands or not devices:
                 continue
             warm = [device for device in devices if self._held.warm.get(device) == job.job.id]
             device = max(warm or devices, key=lambda d: self._rates.rate(job.job.id, d))
-            self._send(job, device, "evaluate")
+            self._send(job, device, "evaluate" if job.quality is None else "compare")
 
     def prepare(self, device: str, job: JobState) -> None:
         """Has the device start the process it will need for the job, unless it is there."""

@@ -77,7 +77,7 @@ class Tracker:
     def hand_out_errand(
         self, job: JobState, device: str, seconds: float, purpose: str
     ) -> CopyOrder:
-        """An order without steps: to evaluate the committed weights, or to prepare a process."""
+        """An order without steps: one of ``events.ERRANDS``."""
         return self._order(job, (device,), seconds, StepSet(), 1.0, purpose)
 
     def _order(
@@ -113,13 +113,14 @@ class Tracker:
 
     def _order_of(self, started: events.CopyStarted, seconds: float) -> CopyOrder:
         job, purpose = self.state.jobs[started.job], started.purpose
+        compares = purpose == "compare"
         return CopyOrder(
             attempt=started.attempt,
             job=job.job,
             device=started.device,
             steps=StepSet.of(started.slices),
             seconds=seconds,
-            weights=None if started.follows else job.weights,
+            weights=None if started.follows else job.rival if compares else job.weights,
             round=started.round,
             copy=started.copy,
             num_copies=len(job.active),
@@ -127,7 +128,8 @@ class Tracker:
             job_seed=_seed(self._mix.seed, job.job.id),
             seed=_seed(self._mix.seed, job.job.id, started.generation, started.copy),
             lr_scale=started.lr_scale,
-            evaluate=purpose == "evaluate" or (purpose == "train" and started.generation == 0),
+            evaluate=purpose in ("evaluate", "compare")
+            or (purpose == "train" and started.generation == 0),
             hand_in=purpose == "train",
             gang=started.gang,
             follows=started.follows,
@@ -245,8 +247,19 @@ class Tracker:
                 merged.refused,
                 self._clock() - began,
                 merged.bytes,
+                self._rival(job, merged.accepted),
             )
         )
+
+    def _rival(self, job: JobState, merged: Sequence[str]) -> str:
+        """What the leader of a job's last merge made alone, if it may yet be kept instead."""
+        copies = [job.handed_in[attempt] for attempt in merged]
+        is_last = sum(copy.steps for copy in copies) == job.remaining
+        if self._mix.merge.keep != "better" or not is_last or len(copies) < 2:
+            return ""
+        if job.untrained is None:  # nobody can tell which of them is better
+            return ""
+        return max(copies, key=lambda copy: copy.steps).weights or ""
 
 
 def _finite(figure: float | None) -> float | None:

@@ -24,6 +24,10 @@ class RoundPlanned:
     stints: tuple[tuple[int, str, int], ...]  # job, device, steps
 
 
+# "evaluate" the weights, "compare" them with those of their rival, "prepare" a process
+ERRANDS = ("evaluate", "compare", "prepare")
+
+
 @dataclass(frozen=True, slots=True)
 class CopyStarted:
     """Intent: written before the order leaves. ``copy`` is the paper's forked job id."""
@@ -37,7 +41,7 @@ class CopyStarted:
     generation: int
     slices: tuple[Range, ...]
     lr_scale: float = 1.0
-    purpose: str = "train"  # or an errand: "evaluate" the weights, "prepare" a process
+    purpose: str = "train"  # or an errand: see ERRANDS
     gang: tuple[str, ...] = ()  # all devices of a multi-device job; ``device`` is its first
     follows: str = ""  # the attempt of the same process that it goes on from, without a merge
 
@@ -91,6 +95,7 @@ class WeightsMerged:
     refused: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0
     bytes: int = 0
+    rival: str = ""  # what the copy with most steps made alone, where `merge.keep` is `better`
 
 
 @dataclass(frozen=True, slots=True)

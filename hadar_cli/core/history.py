@@ -51,9 +51,12 @@ def follow(jobs: Sequence[Job], happened: Iterable[events.Event]) -> list[JobHis
             case events.CopyFinished():
                 handed_in[event.attempt] = event
                 started = state.started[event.attempt]
-                if event.quality:
+                history, job = histories[started.job], state.jobs[started.job]
+                stands = started.purpose != "compare" or job.quality is event.quality
+                if event.quality and stands:
                     measured = Measurement(event.t, started.generation, event.quality)
-                    histories[started.job].measurements.append(measured)
+                    history.measurements.append(measured)
+                    history.weights = job.weights
             case events.WeightsMerged() if event.accepted:
                 copies = [handed_in[attempt] for attempt in event.accepted]
                 job, history = state.jobs[event.job], histories[event.job]

@@ -7,7 +7,7 @@ factors win the difference back, by the learning rate or by a longer stride.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from hadar_cli.core.model import MergeRules
@@ -15,6 +15,7 @@ from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
 _HURRIED = 0.2  # of the solo phase, where the other devices have nothing else to do
+_LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "nll", "wer", "fid")
 OUTLYING = 10.0  # an update this many times longer than the others' is no training
 
 
@@ -51,6 +52,19 @@ def outlying(steps: Sequence[int], lengths: Sequence[float]) -> list[int]:
         return bool(rates[i] > OUTLYING * others > 0)
 
     return [i for i in range(len(steps)) if stands_out(i, 0.5) and stands_out(i, 1.0)]
+
+
+def is_better(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether ``one`` is the better quality, by the first figure that both have.
+
+    More is better, but for what is called a loss, an error, a distance or a perplexity. A model
+    without any figure has diverged.
+    """
+    name = next((name for name in one if name in other), None)
+    if name is None:
+        return bool(one) and not other
+    less = any(word in name.lower() for word in _LESS_IS_BETTER)
+    return one[name] < other[name] if less else one[name] > other[name]
 
 
 def lr_scale(rule: str, n_eff: float) -> float:

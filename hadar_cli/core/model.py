@@ -133,6 +133,7 @@ class MergeRules:
     solo: float = 0.1
     optimizer_state: str = "average"
     outer: OuterStep | None = None
+    keep: str = "merged"  # at a job's end; "better": the last merge or its leader, by evaluation
     every_s: float | str = "auto"  # between merges within a slot; "slot" merges at its end only
 
 

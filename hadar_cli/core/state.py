@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from hadar_cli.core import events
+from hadar_cli.core.merging import is_better
 from hadar_cli.core.model import Job
 from hadar_cli.core.steps import StepSet, all_steps
 
@@ -23,6 +24,7 @@ class JobState:
     finished_at: float | None = None
     untrained: dict[str, float] | None = None
     quality: dict[str, float] | None = None
+    rival: str | None = None  # the last merge's leader, until it is known which of them is better
     failures: int = 0  # in a row
     last_failure: tuple[str, str] = ("", "")  # why, and the copy's log
     active: dict[str, events.CopyStarted] = field(default_factory=dict)
@@ -58,8 +60,9 @@ class JobState:
 
     @property
     def is_unmeasured(self) -> bool:
-        """Whether the final weights still wait for their evaluation."""
-        return self.untrained is not None and self.quality is None and self.is_trained
+        """Whether the final weights still wait for their evaluation, or their rival's."""
+        waits = self.quality is None or self.rival is not None
+        return self.untrained is not None and waits and self.is_trained
 
 
 class RunState:
@@ -152,11 +155,19 @@ class RunState:
             # Quality is of the weights the copy was *given*: generation 0 means untrained ones.
             if started.generation == 0:
                 job.untrained = event.quality
+            elif started.purpose == "compare":
+                self._compare(job, event.quality)
             else:
                 job.quality = event.quality
             self._look_for_quality(job)
         if event.steps:
             job.handed_in[event.attempt] = event
+
+    def _compare(self, job: JobState, quality: dict[str, float]) -> None:
+        """The rival's quality decides which weights are the job's: nothing else records it."""
+        if is_better(quality, job.quality or {}):
+            job.weights, job.quality = job.rival, quality
+        job.rival = None
 
     def _commit(self, event: events.WeightsMerged) -> None:
         job = self.jobs[event.job]
@@ -181,6 +192,7 @@ class RunState:
         job.remaining = job.job.target_steps - len(job.done)
         if job.is_trained:
             job.finished_at = event.t
+            job.rival = event.rival or None
             del self._open[event.job]
             self._look_for_quality(job)
 

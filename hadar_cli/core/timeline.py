@@ -142,7 +142,7 @@ class _Tracing:
                 end,
                 _at_most(finished.start_s, end - begin - train_s) if finished else 0.0,
                 train_s,
-                evaluates=started.purpose == "evaluate",
+                evaluates=started.purpose in ("evaluate", "compare"),
                 lost=finished is None,
             )
         )

@@ -22,7 +22,7 @@ _WINDOW_S = (5.0, 60.0)  # a window is a slot, within these
 _SILENCE_S = 3.0  # a copy that told nothing for longer than this may have stopped
 _LEAST_S = 2.0  # of a pace that says anything
 _REMEMBERED = 500  # entries of the log
-_DOING = {"evaluate": "measuring", "prepare": "preparing"}
+_DOING = {"evaluate": "measuring", "compare": "measuring", "prepare": "preparing"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,11 @@ from hadar_cli.core.state import JobState, RunState
 from hadar_cli.report.format import brief, count, figures, listed, plain
 
 _LONGEST = 200  # of words that come from a node
-_ERRANDS = {"evaluate": "measures", "prepare": "prepares for"}
+_ERRANDS = {
+    "evaluate": "measures",
+    "compare": "measures the leader of",
+    "prepare": "prepares for",
+}
 
 
 def describe(event: events.Event, state: RunState) -> str:
@@ -113,6 +117,8 @@ def _planned(event: events.RoundPlanned, state: RunState) -> str:
 def _finished(event: events.CopyFinished, state: RunState) -> str:
     started = state.started[event.attempt]
     job = state.jobs[started.job]
+    if started.purpose == "compare":
+        return _compared(job, event.quality or {})
     if event.quality:
         return _quality(job, event.quality, started.generation)
     if started.purpose in _ERRANDS:
@@ -122,14 +128,21 @@ def _finished(event: events.CopyFinished, state: RunState) -> str:
 
 
 def _quality(job: JobState, quality: dict[str, float], generation: int) -> str:
-    def words(quality: dict[str, float]) -> str:
-        return ", ".join(f"{plain(name, 30)} {figures(v)}" for name, v in quality.items())
-
     name = plain(job.job.name, 40)
     if generation == 0:
-        return f"{name} untrained: {words(quality)}"
-    before = f" (untrained: {words(job.untrained)})" if job.untrained else ""
-    return f"{name} trained: {words(quality)}{before}"
+        return f"{name} untrained: {_listed(quality)}"
+    before = f" (untrained: {_listed(job.untrained)})" if job.untrained else ""
+    return f"{name} trained: {_listed(quality)}{before}"
+
+
+def _listed(quality: dict[str, float]) -> str:
+    return ", ".join(f"{plain(name, 30)} {figures(v)}" for name, v in quality.items())
+
+
+def _compared(job: JobState, leader: dict[str, float]) -> str:
+    """``job`` has the better of the two by now."""
+    verdict = "so it is kept" if job.quality is leader else "so the merged weights are kept"
+    return f"{plain(job.job.name, 40)}: the last merge's leader had {_listed(leader)}, {verdict}"
 
 
 def _copy_lost(event: events.CopyLost, state: RunState) -> str:

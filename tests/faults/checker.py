@@ -63,6 +63,8 @@ class Recount:
         self._given: dict[str, set[int]] = {}  # attempts under way
         self._claims: dict[str, tuple[events.CopyFinished, set[int]]] = {}
         self._epoch = 0
+        self._loss: dict[int, float] = {}
+        self._rival: dict[int, str] = {}
         self._on_device: dict[str, str] = {}
 
     def take(self, event: events.Event) -> None:
@@ -112,8 +114,24 @@ class Recount:
         demand(claimed <= self._given[event.attempt], f"I1: {event.attempt} beyond its quota")
         demand(len(claimed) == event.steps, f"I1: {event.attempt} miscounted")
         self._free(event.attempt)
+        self._weigh(event)
         if event.steps:
             self._claims[event.attempt] = (event, claimed)
+
+    def _weigh(self, event: events.CopyFinished) -> None:
+        """Under `keep: better` the last merge's leader is the model if its loss is less."""
+        started = self._started[event.attempt]
+        if event.quality is None or not started.generation:
+            return
+        job, loss = started.job, event.quality.get("loss", np.inf)
+        if started.purpose == "evaluate":
+            self._loss[job] = loss
+        elif started.purpose == "compare":
+            rival = self._rival.pop(job, "")
+            demand(rival, f"once: job {job} has nothing left to compare")
+            if loss < self._loss[job]:
+                self.digest[job] = rival
+                self.weights[job] = weights.load(self._world.store.object_path(rival))
 
     def _merge(self, event: events.WeightsMerged) -> None:
         job, copies = event.job, []
@@ -138,12 +156,18 @@ class Recount:
         demand(event.generation == self.generation[job] + 1, "I8: a generation was left out")
         self.generation[job] = event.generation
         expected = weights.average(base, copies, self._world.mix.merge)
+        max_steps = max(copy.steps for copy in copies)
         found = self._world.merged.get(event.weights)
         if found is None:  # the head died before anyone saw it; it is still the newest then
             found = weights.load(self._world.store.object_path(event.weights))
             self._world.merged[event.weights] = found
         demand(np.allclose(found, expected, rtol=1e-9), f"I8: job {job}, not the average")
         self.weights[job], self.digest[job] = found, event.weights
+        if event.rival:
+            made = {copy.made.tobytes() for copy in copies if copy.steps == max_steps}
+            rival = weights.load(self._world.store.object_path(event.rival))
+            demand(rival.tobytes() in made, f"I8: job {job}, the rival is not the leader")
+            self._rival[job] = event.rival
 
     def _check_nobody_waited(self, event: events.WeightsMerged) -> None:
         """A copy that will never report costs the others no more than the slot and patience."""
@@ -227,6 +251,7 @@ def places_passed(journal: list[events.Event]) -> Counter[str]:
                     a in follows for a in event.accepted
                 )
                 passed["merge of several copies"] += len(event.accepted) > 1
+                passed["merge whose leader may be kept"] += bool(event.rival)
                 passed["merge with a copy refused"] += bool(event.refused)
             case events.HeadStarted():
                 passed["head taken over"] += event.epoch > 1

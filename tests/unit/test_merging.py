@@ -7,6 +7,7 @@ import pytest
 from hadar_cli.core.merging import (
     copy_lr_scale,
     effective_steps,
+    is_better,
     lr_scale,
     n_eff,
     outlying,
@@ -15,6 +16,25 @@ from hadar_cli.core.merging import (
 )
 from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "verdict"),
+    [
+        ({"accuracy": 0.9}, {"accuracy": 0.8}, True),
+        ({"accuracy": 0.8}, {"accuracy": 0.8}, False),
+        ({"perplexity": 4.0}, {"perplexity": 5.0}, True),
+        ({"val_loss": 4.0, "accuracy": 0.9}, {"val_loss": 3.0, "accuracy": 0.1}, False),
+        ({"RMSE": 0.1}, {"RMSE": 0.2}, True),
+        ({"loss": 9.0}, {}, True),  # the other one diverged
+        ({}, {"loss": 9.0}, False),
+        ({}, {}, False),
+    ],
+)
+def test_the_better_quality_by_the_first_figure_of_both(
+    one: dict[str, float], other: dict[str, float], verdict: bool
+) -> None:
+    assert is_better(one, other) is verdict
 
 
 def test_unequal_copies_move_less_far_than_their_steps_add_up_to() -> None:

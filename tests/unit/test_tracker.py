@@ -5,8 +5,9 @@ import pytest
 from hadar_cli.app.ports import CopyResult, HandedIn
 from hadar_cli.app.tracker import copy_id
 from hadar_cli.core import events
-from hadar_cli.core.model import PAPER_MERGE
+from hadar_cli.core.model import PAPER_MERGE, MergeRules
 from hadar_cli.core.policies.registry import Stint
+from hadar_cli.core.state import RunState
 from tests.support.worlds import make_mix, make_world
 
 
@@ -85,6 +86,54 @@ def test_learning_rate_is_scaled_by_effective_copies_after_warm_up():
     assert warmed.lr_scale == pytest.approx(2.0)
     uneven = tracker.hand_out(Stint(0, "a2000", 100), 5.0, [80, 30, 10])
     assert uneven.lr_scale == pytest.approx(120**2 / (80**2 + 30**2 + 10**2))
+
+
+def train_to_the_end(keep: str, evaluates: bool = True):
+    """A job of 100 steps whose last merge is of 60 and 30; t4 is the leader."""
+    world = make_world(make_mix([100], merge=MergeRules(keep=keep)))
+    tracker, job = world.tracker, world.state.jobs[0]
+    first = tracker.hand_out(Stint(0, "t4", 10), 5.0, [10])
+    untrained = {"accuracy": 0.1} if evaluates else None
+    done = CopyResult(10, ((0, 10),), 0.1, 1.0, 0.1, "steps", quality=untrained)
+    tracker.handed_in(HandedIn(first.attempt, done, "first"))
+    tracker.commit(job)
+    for device, steps, weights in (("a2000", 30, "follower"), ("t4", 60, "leader")):
+        order = tracker.hand_out(Stint(0, device, steps), 5.0, [60, 30])
+        tracker.handed_in(HandedIn(order.attempt, result(steps, order.steps.ranges), weights))
+    tracker.commit(job)
+    return world, job
+
+
+def measure(world, job, accuracy: float, purpose: str) -> str | None:
+    """An errand's answer; the weights that were measured."""
+    order = world.tracker.hand_out_errand(job, "t4", 9.0, purpose)
+    assert order.evaluate
+    answer = CopyResult(0, (), 0.1, 0.0, 0.0, "steps", quality={"accuracy": accuracy})
+    world.tracker.handed_in(HandedIn(order.attempt, answer, None))
+    return order.weights
+
+
+@pytest.mark.parametrize(("leader", "kept", "quality"), [(0.9, "leader", 0.9), (0.7, None, 0.8)])
+def test_the_better_of_the_last_merge_and_its_leader_is_kept(leader, kept, quality):
+    world, job = train_to_the_end("better")
+    merged = job.weights
+    assert world.state.unmeasured
+    assert measure(world, job, 0.8, "evaluate") == merged
+    assert world.state.unmeasured  # the leader has still to be looked at
+    assert measure(world, job, leader, "compare") == "leader"
+    assert not world.state.unmeasured
+    assert (job.weights, job.quality) == (kept or merged, {"accuracy": quality})
+    again = RunState(world.mix.jobs)
+    for event in world.journal.events:
+        again.apply(event)
+    assert again.jobs[0].weights == job.weights
+
+
+@pytest.mark.parametrize(("keep", "evaluates"), [("merged", True), ("better", False)])
+def test_without_a_rule_or_an_evaluation_the_merge_stands(keep, evaluates):
+    world, job = train_to_the_end(keep, evaluates)
+    assert job.rival is None
+    assert bool(world.state.unmeasured) is evaluates
 
 
 def test_the_papers_merge_leaves_the_learning_rate_alone():

@@ -86,6 +86,26 @@ def test_quality_is_told_against_the_untrained_model() -> None:
     assert words[-1] == "job-0 trained: mse 0.500 (untrained: mse 2.00)"
 
 
+@pytest.mark.parametrize(
+    ("leader", "verdict"),
+    [(0.4, "so it is kept"), (0.6, "so the merged weights are kept")],
+)
+def test_what_was_kept_is_told_with_the_reason(leader: float, verdict: str) -> None:
+    quality = {"mse": leader}
+    assert told(
+        events.CopyStarted(7.0, "c", 0, 2, "d", 1, 1, ((80, 100),)),
+        events.CopyFinished(8.0, "c", 20, ((80, 100),), 0, 1, 0, "steps", "w"),
+        events.WeightsMerged(9.0, 0, 2, "n", ("c",), rival="w"),
+        events.CopyStarted(9.0, "q", 0, 2, "d", 1, 2, (), purpose="evaluate"),
+        events.CopyFinished(9.5, "q", 0, (), 0, 0, 0, "steps", quality={"mse": 0.5}),
+        events.CopyStarted(9.5, "l", 0, 2, "d", 1, 2, (), purpose="compare"),
+        events.CopyFinished(9.9, "l", 0, (), 0, 0, 0, "steps", quality=quality),
+    )[5:] == [
+        "d measures the leader of job-0",
+        f"job-0: the last merge's leader had mse {leader:.3f}, {verdict}",
+    ]
+
+
 def test_failures_name_their_cause_and_what_becomes_of_the_steps() -> None:
     held = events.CopyStarted(7.0, "c", 1, 2, "d", 1, 0, ((0, 10),))
     log = "Traceback ...\n\x1b[31m[bold]No space left"
