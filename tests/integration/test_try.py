@@ -78,6 +78,16 @@ def test_what_may_be_meant_is_a_warning(found, script):
     assert any(c.name == name and words in c.what for c in checks(found[script], Status.WARNED))
 
 
+def test_a_script_that_never_stops_is_told_so():
+    """Not beside the others: it takes all the time that it is given."""
+    hasty = Patience(start_s=3.0, grace_s=2.0)
+    told = Trial(BROKEN / "stuck.py", (), lambda check: None, 4, hasty).run()
+    (fault,) = checks(told, Status.FAILED)
+    assert fault.name == "starts and hands in"
+    assert "neither did its steps nor stopped at its deadline" in fault.what
+    assert "HADAR_SECONDS_LEFT" in fault.fix
+
+
 def test_a_crash_shows_the_end_of_the_log(found):
     (fault,) = checks(found["crashes"], Status.FAILED)
     assert "there is no data set here" in fault.fix
