@@ -6,7 +6,8 @@ The pass of adds is in float64, as the merge has to be, in one thread; adds in t
 printed beside it. The merge also weighs, checks, rounds, hashes and writes, and with --base
 measures updates: what hashing and writing alone take is shown, and so is what it takes to sync the
 result to the disk, which the store does after the merge. All take turns, so that a busy machine
-slows them alike; the least of each counts.
+slows them alike; the least of each counts. The merge has two threads or more: where others leave
+it less than two cores, look at the processor time.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def make(path: Path, mb: int, dtype: str, seed: int) -> Path:
 
     with path.open("wb") as file:
         write_file(file, tensors, {}, blocks())
+    sync(path)  # or the disk would still be busy with it while others are measured
     return path
 
 
@@ -136,27 +138,30 @@ def main() -> None:
         inputs = [*paths, base] if base else paths
         out, other = folder / "out", folder / "other"
 
-        def merge_anew() -> None:
-            out.unlink(missing_ok=True)
+        def merge_all() -> None:
             merge(copies, base, out, rules)
 
         before = peak_mib()
-        merge_anew()
+        merge_all()
         peak = peak_mib()
         print(f"{args.copies} x {args.mb} MB of {args.dtype}{', with a base' if base else ''}")
         print(f"peak memory: {peak:.0f} MiB, {peak - before:.0f} of them by merging")
         times = least(
             {
-                "merge": merge_anew,
+                "(remove the last one)": out.unlink,
+                "merge": merge_all,
                 "sync its result": lambda: sync(out),
                 "read, add in float64": lambda: read_and_add(inputs, wide=True),
                 "read, add as stored": lambda: read_and_add(inputs, wide=False),
+                "(remove the other)": lambda: other.unlink(missing_ok=True),
                 "hash, write": lambda: hash_and_write(out, other),
             },
             args.repeats,
         )
         wall, cpu = times["merge"]
         for label, (one_wall, one_cpu) in times.items():
+            if label.startswith("("):
+                continue
             ratios = f"merge takes {wall / one_wall:.2f} x, {cpu / one_cpu:.2f} x"
             print(f"{label:21} {one_wall:6.3f} s, {one_cpu:6.3f} s of processor: {ratios}")
 

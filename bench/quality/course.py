@@ -51,11 +51,15 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Held-out loss and the workload's own measure; time in steps of the fastest device."""
+    """Held-out loss and the workload's own measure; time in steps of the fastest device.
+
+    ``leader`` is the loss of the copy with most steps in the last merge, had it been kept instead.
+    """
 
     loss: float
     measure: float
     time: float
+    leader: float | None = None
 
 
 def shares(total: int, speeds: Sequence[float]) -> list[int]:
@@ -118,7 +122,11 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
         base = merged
     assert base is not None
     time = math.nan if recipe.in_mix else time_taken(recipe, steps)
-    return Outcome(*script.evaluate(base), time=time)
+    leader = max(contributions, key=lambda copy: copy.steps)
+    forked = len(contributions) > 1
+    return Outcome(
+        *script.evaluate(base), time, script.evaluate(leader.path)[0] if forked else None
+    )
 
 
 class _Script:
@@ -173,13 +181,24 @@ def _prepared(name: str) -> ModuleType:
     """The script, made to draw its data once only and to measure a loss beside its own measure."""
     torch.set_num_threads(1)
     module = importlib.import_module(name)
-    measure = module.evaluate
+    measure, build, module_load = module.evaluate, module.build_model, module.load
+    built: list[torch.nn.Module] = []
 
     def evaluate(model: torch.nn.Module, held_out: Any) -> dict[str, float]:
         quality: dict[str, float] = measure(model, held_out)
         return {**quality, "loss": _loss(module, quality, model, held_out)}
 
-    vars(module).update(load=functools.cache(module.load), evaluate=evaluate)
+    def build_model(*args: Any) -> torch.nn.Module:
+        """A new one only for first weights; a checkpoint overwrites all of an old one's."""
+        if not built or not os.environ["HADAR_CKPT_IN"]:
+            built[:] = [build(*args)]
+        return built[0].train()
+
+    # Of IC's own 300 held-out images a dozen are missed: too few to tell two models apart.
+    patterns = getattr(module, "draw_patterns", None)
+    drawn = functools.partial(patterns, held_out=2000) if patterns else None
+    load = functools.cache(lambda *args: drawn() if drawn else module_load(*args))
+    vars(module).update(load=load, evaluate=evaluate, build_model=build_model)
     return module
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import Any
 
 from bench.quality.course import Outcome, run
 from bench.quality.plan import Task
+from hadar_cli.core.model import PAPER_MERGE
 
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
@@ -39,8 +39,14 @@ class Results:
 
 
 def _key(task: Task) -> str:
+    """What bears on the outcome, and no more: a new rule or default leaves old outcomes valid."""
     recipe = asdict(task.recipe)
-    del recipe["name"], recipe["rules"]["every_s"]  # the recipe says itself how often
+    del recipe["name"]
+    rules = asdict(task.recipe.rules).items()
+    plain = asdict(PAPER_MERGE) | {"every_s": task.recipe.rules.every_s}  # ``every`` says it
+    recipe["rules"] = {name: value for name, value in rules if value != plain[name]}
+    if len(task.recipe.speeds) == 1:
+        recipe["rules"] = {}
     if not recipe["in_mix"]:
         del recipe["in_mix"]
     return json.dumps([task.workload, task.steps, task.seed, recipe], separators=(",", ":"))
@@ -49,16 +55,12 @@ def _key(task: Task) -> str:
 def measure(tasks: Iterable[Task], results: Results, processes: int) -> None:
     """Do what has not been done yet, several at a time, keeping each outcome as it comes."""
     missing = list({_key(task): task for task in tasks if task not in results}.values())
-    with multiprocessing.get_context("spawn").Pool(processes, _be_nice) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
         done = pool.imap_unordered(_measure, missing)
         for number, (task, outcome) in enumerate(done, start=1):
             results.add(task, outcome)
             title = f"{task.workload}, {task.recipe.name}, seed {task.seed}"
             print(f"{number}/{len(missing)}  {title}: {outcome.loss:.4f}", flush=True)
-
-
-def _be_nice() -> None:
-    os.nice(19 - os.nice(0))
 
 
 def _measure(task: Task) -> tuple[Task, Outcome]:

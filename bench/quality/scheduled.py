@@ -19,9 +19,9 @@ from hadar_cli.core.state import RunState
 ROOT = Path(__file__).parents[2]
 # Long enough for all five to learn most of what their data hold, short enough for many seeds.
 STEPS = {
-    "image_classification": 450,
+    "image_classification": 600,
     "language_model": 900,
-    "translation": 600,
+    "translation": 1000,
     "recommender": 900,
     "weather": 600,
 }
