@@ -138,10 +138,13 @@ class _Ledger:
         self.bound_s: float | None = None
         self.ending = "unfinished"
         self._finished: dict[str, events.CopyFinished] = {}
+        self._began: dict[int, float] = {}  # when the job's first copy did
 
     def add(self, event: events.Event) -> None:
         self.state.apply(event)
         match event:
+            case events.CopyStarted() if event.purpose == "train":
+                self._began.setdefault(event.job, event.t)
             case events.CopyFinished() if event.steps:
                 copy = self.state.started[event.attempt]
                 self._finished[event.attempt] = event
@@ -208,7 +211,16 @@ class _Ledger:
             merges=state.generation,
             copies=len(counted),
             lead_steps=max(counted.values(), default=0),
+            speedup=self._speedup(state),
         )
+
+    def _speedup(self, state: JobState) -> float | None:
+        """How much faster the job got on than on the best single device that trained it."""
+        totals = [total for (job, _), total in self.trained.items() if job == state.job.id]
+        best = max((total.steps / total.seconds for total in totals), default=0.0)
+        ends = self.state.now if state.finished_at is None else state.finished_at
+        alone = best * (ends - self._began.get(state.job.id, ends))
+        return state.effective_steps / alone if alone else None
 
 
 def mean_loss(copies: Iterable[events.CopyFinished]) -> float | None:

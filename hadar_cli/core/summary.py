@@ -20,6 +20,7 @@ class JobSummary:
     merges: int
     copies: int  # forks whose steps were counted
     lead_steps: int  # of the fork that did most
+    speedup: float | None  # effective steps/s since its first copy, over its best device's steps/s
 
     @property
     def forking_pays(self) -> bool:

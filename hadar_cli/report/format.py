@@ -39,6 +39,10 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.0f} %" if share >= 0.9995 else f"{100 * share:.1f} %"
 
 
+def times(factor: float | None) -> str:
+    return NOTHING if factor is None else f"{factor:.2f} x"
+
+
 def rate(steps_per_s: float | None) -> str:
     """`34.5/s`, `0.27/s`, `1,240/s`: steps a second in three figures."""
     if steps_per_s is None or not math.isfinite(steps_per_s):

@@ -13,7 +13,7 @@ from hadar_cli.app.forecast import Verdict
 from hadar_cli.core.summary import DeviceSummary, JobSummary, Note, RunSummary
 from hadar_cli.core.timeline import Timeline
 from hadar_cli.report import gantt
-from hadar_cli.report.format import NOTHING, bar, duration, figures, percent, plain, rate
+from hadar_cli.report.format import NOTHING, bar, duration, figures, percent, plain, rate, times
 
 _WIDEST = 120
 _ROOMY = 106  # columns from which the tables show everything
@@ -183,11 +183,16 @@ def _jobs(jobs: tuple[JobSummary, ...], width: int) -> Table:
     for title in ("JCT", "steps", "effective"):
         rows.add_column(title, justify="right", no_wrap=True)
     rows.add_column("metric", no_wrap=True)
-    for title in ("untrained", "trained", *(("loss", "copies", "merges") if roomy else ())):
+    for title in (
+        "untrained",
+        "trained",
+        *(("loss", "copies", "merges", "speed-up") if roomy else ()),
+    ):
         rows.add_column(title, justify="right", no_wrap=True)
     for i, job in enumerate(jobs):
         complete = job.steps_done == job.steps_target
-        more = (figures(job.loss), str(job.copies), str(job.merges)) if roomy else ()
+        forks = str(job.copies), str(job.merges), times(job.speedup)
+        more = (figures(job.loss), *forks) if roomy else ()
         rows.add_row(
             Text(gantt.key(i), gantt.colour(i)),
             name(job.name),

@@ -100,6 +100,8 @@ def test_a_job_tells_its_steps_quality_and_what_forking_was_worth():
     assert (job.copies, job.merges, job.lead_steps) == (2, 1, 6)
     assert job.effective_steps == pytest.approx((36 + 16) / 10)
     assert not job.forking_pays  # 5.2 steps' worth, where a alone did 6
+    # From 1 to 12 at b's 4 steps in 4 s, the faster of the two.
+    assert job.speedup == pytest.approx(5.2 / 11)
 
 
 def test_completion_time_counts_from_arrival():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hadar_cli.core.summary import RunSummary
 from hadar_cli.core.timeline import Timeline, split_over_time
-from hadar_cli.report.format import count, duration, figures, listed, percent, plain, rate
+from hadar_cli.report.format import count, duration, figures, listed, percent, plain, rate, times
 from hadar_cli.report.page.figure import (
     DASHES,
     GREY,
@@ -338,7 +338,10 @@ def steps(summary: RunSummary) -> Figure:
         data,
         layout(340, axis(type="category"), percents("of target", rangemode="tozero"))
         | {"barmode": "group"},
-        ("job", "target", "counted", "effective", "busiest copy alone", "copies", "merges"),
+        (
+            *("job", "target", "counted", "effective", "busiest copy alone", "copies", "merges"),
+            "speed-up over the best device",
+        ),
         [
             [
                 job.name,
@@ -348,6 +351,7 @@ def steps(summary: RunSummary) -> Figure:
                 f"{job.lead_steps:,}",
                 str(job.copies),
                 str(job.merges),
+                times(job.speedup),
             ]
             for job in summary.jobs
         ],
