@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.quality.course import ALONE, Recipe, steps_alone
-from bench.quality.scheduled import STEPS
+from bench.quality.scheduled import STEPS, forked_in_mix
 from hadar_cli.core.model import PAPER_MERGE, MergeRules, OuterStep
 
 TUNED = (1, 2, 3, 4, 5)
@@ -70,9 +70,14 @@ def tasks(recipes: Sequence[Recipe], seeds: Sequence[int]) -> Iterator[Task]:
 
 
 def task(workload: str, recipe: Recipe, steps: int, seed: int) -> Task:
-    """The fastest device alone stops when HadarE has done all steps, and plans for that."""
+    """The fastest device alone stops when HadarE has done all steps, and plans for that.
+
+    A job that the mix never forks is trained unforked, and need not be trained again.
+    """
     if recipe.name == FASTEST.name:
         steps = steps_alone(DEFAULT, steps)
+    if recipe.in_mix and not forked_in_mix(recipe.rules, workload):
+        recipe = replace(UNFORKED, name=recipe.name)
     return Task(workload, recipe, steps, seed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 
 from bench.quality.course import Outcome, run
 from bench.quality.plan import Task
+from bench.quality.scheduled import merges_in_mix
 from hadar_cli.core.model import PAPER_MERGE
 
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -47,8 +49,9 @@ def _key(task: Task) -> str:
     recipe["rules"] = {name: value for name, value in rules if value != plain[name]}
     if len(task.recipe.speeds) == 1:
         recipe["rules"] = {}
-    if not recipe["in_mix"]:
-        del recipe["in_mix"]
+    if recipe.pop("in_mix"):
+        merges = json.dumps(merges_in_mix(task.recipe.rules)[task.workload])
+        recipe["schedule"] = hashlib.sha256(merges.encode()).hexdigest()[:12]
     return json.dumps([task.workload, task.steps, task.seed, recipe], separators=(",", ":"))
 
 

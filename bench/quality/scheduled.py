@@ -62,3 +62,9 @@ def merges_in_mix(rules: MergeRules) -> dict[str, list[list[int]]]:
     executor = SimulatedExecutor(speeds.gang, Costs())
     play(mix, devices, registry.create(mix.policy), executor, speeds.known(), state, seen)
     return seen.of
+
+
+def forked_in_mix(rules: MergeRules, workload: str) -> int:
+    """The steps that several copies of the job do between two merges."""
+    merges = merges_in_mix(rules)[workload]
+    return sum(sum(counts) for counts in merges if sum(count > 0 for count in counts) > 1)
