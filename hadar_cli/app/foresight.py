@@ -42,9 +42,10 @@ class Foresight:
             stint = firsts.get(copy.device)
             if stint and stint.job == copy.job and jobs.count(copy.job) == 1:
                 job = self._state.jobs[copy.job]
-                lasts = self._views.steps_by(copy, left) < copy.quota
+                by_then = self._views.steps_by(copy, left)
                 fills_slot = stint.steps >= slot_s * self._rates.rate(copy.job, copy.device)
-                if lasts and fills_slot and job.free and not self._views.is_solo(job):
+                is_solo = self._views.is_solo(job, by_then)
+                if by_then < copy.quota and fills_slot and job.free and not is_solo:
                     chosen.append((copy, stint))
         return chosen
 

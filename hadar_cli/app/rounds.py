@@ -43,6 +43,7 @@ _RECALL_TICK_S = 0.5
 _RECALL_S = 15.0
 _LEAST_STINT_S = 0.5
 _HEADROOM = 1.5  # more steps than a device should come to, in case it is faster than thought
+_STRETCH = 1 / 3  # of a slot: longer, if all the work is done then
 _AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
 
 
@@ -147,6 +148,7 @@ class RoundLoop:
         if self._lasting:
             devices, stints = self._devices, self._reassign(stints)
         round_.plan(devices, [stint for stint in stints if stint.device in devices])
+        self._stretch()
         self._start_planned()
         self._keep_devices_busy()
         # A job may have ended while it was recalled from its devices: then a new plan is due.
@@ -208,9 +210,29 @@ class RoundLoop:
             more = self._policy.plan(self._views.of(devices, left))
             busy = self._held.busy
             self._round.plan(devices, [stint for stint in more if stint.device not in busy])
+            self._stretch()
             self._start_planned()
             if self._policy.forks:
                 self._prepare_ahead()
+
+    def _stretch(self) -> None:
+        """The round takes little more than its slot if that is all the work there is: crumbs left
+        for one more would cost every device another start or merge."""
+        if self._lasting or any(job.job.arrives_s for job in self._state.unfinished):
+            return
+        planned: dict[int, int] = {}
+        busy_s = self._views.busy_s(self._mix.slot_s)
+        for device, stints in self._round.lists.items():
+            for stint in stints:
+                planned[stint.job] = planned.get(stint.job, 0) + stint.steps
+                rate = self._rates.rate(stint.job, device)
+                busy_s[device] = busy_s.get(device, 0.0) + stint.steps / max(rate, 1e-9)
+        if any(planned.get(j.job.id, 0) < len(j.free) for j in self._state.unfinished):
+            return
+        longest_s = max(busy_s.values(), default=0.0)
+        done_at = self._executor.now() + 1.02 * longest_s + self._held.start_cost_s
+        if done_at <= self._round.ends_at + _STRETCH * self._mix.slot_s:
+            self._round.ends_at = max(self._round.ends_at, done_at)
 
     def _start_planned(self) -> None:
         """Starts the next stint of every idle device's list, all copies of a job knowing of each

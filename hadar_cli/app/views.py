@@ -56,12 +56,22 @@ class Views:
             jobs=lambda: [self._job(job, later_s, past_solo) for job in queue],
             rates=self._rates,
             current=self._occupancy.warm,
+            busy_s={} if later_s else self.busy_s(seconds),
             start_cost_s=self._occupancy.start_cost_s,
             cluster=tuple([d for d in self._cluster if d.name not in lost]),
             queue=queue,
             running={copy.job: copy.devices for copy in copies},
             progress={copy.job: self._occupancy.progress.get(copy.attempt, 0) for copy in copies},
         )
+
+    def busy_s(self, most_s: float) -> dict[str, float]:
+        """How long each device that trains will be busy with its order, ``most_s`` at most."""
+        busy_s = {}
+        for copy in self._occupancy.copies():
+            rate = self._rates.rate(copy.job, copy.device)
+            left = copy.quota - self.steps_by(copy, 0.0)
+            busy_s[copy.device] = min(most_s, left / rate) if rate else most_s
+        return busy_s
 
     def _arrived(self, now: float) -> list[JobState]:
         """Jobs that are here and not done; the same list for as long as it is true."""
@@ -100,8 +110,9 @@ class Views:
         others_idle = len(self._state.unfinished) < len(self._devices)
         return solo_steps(self._mix.merge, job.job.target_steps, others_idle)
 
-    def is_solo(self, job: JobState) -> bool:
-        return len(job.done) < self._solo_steps(job)
+    def is_solo(self, job: JobState, coming: int = 0) -> bool:
+        """Whether the job is in its solo phase still, once so many more steps are in."""
+        return len(job.done) + coming < self._solo_steps(job)
 
     def steps_by(self, copy: CopyStarted, later_s: float) -> int:
         """What a copy will have done of its order then; by its rate, if it has told nothing yet."""

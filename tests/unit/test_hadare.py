@@ -70,6 +70,22 @@ def test_a_share_too_short_to_start_for_is_left_to_the_others():
     assert [(s.device, s.steps) for s in stints] == [("fast", 16)]
 
 
+def test_a_device_that_comes_free_leaves_the_busy_ones_their_share():
+    busy = view({0: 1600}, devices=("slow",), busy_s={"fast": 20.0, "middle": 20.0})
+    (stint,) = HadarE(stickiness=0.0).plan(busy)
+    ends_s = (1600 - stint.steps) / 15.0 + 20.0
+    assert stint.steps == pytest.approx(ends_s, rel=0.01), "all end together"
+
+
+def test_a_device_without_a_share_takes_a_job_that_nobody_has_begun():
+    soon = view(
+        {0: 1000}, devices=("slow",), busy_s={"fast": 1.0, "middle": 1.0}, job_0={"solo_steps": 30}
+    )
+    (stint,) = HadarE().plan(soon)
+    assert stint.device == "slow"
+    assert stint.steps <= 1000 / 15.0 + 1.0, "no more than it can do while the others work"
+
+
 def test_unknown_policies_and_fields_are_the_users_to_mend():
     with pytest.raises(InputError, match="did you mean 'hadare'"):
         registry.create(PolicyChoice("hadaree"))

@@ -202,3 +202,20 @@ def test_devices_are_named_once() -> None:
     devices = parse_cluster("v100:9,k80:3", 4)
     assert len({d.name for d in devices}) == len(devices)
     assert isinstance(devices[0], Device)
+
+
+# -- the last round --------------------------------------------------------------------------
+
+
+def test_the_last_round_takes_little_more_than_its_slot_rather_than_leave_crumbs():
+    def rounds_of(steps: int) -> int:
+        quick = replace(scenario(job(0, steps)), costs=Costs(start_s=2.0, sync_s=5.0))
+        return result_of(quick, "hadare").rounds
+
+    assert rounds_of(1100) == 1  # 110 s of work in slots of 100
+    assert rounds_of(2000) == 2
+
+
+def test_jobs_that_are_to_come_do_not_lengthen_a_round():
+    result = result_of(scenario(job(0, 1100), job(1, 100, arrives_s=90.0)), "hadare")
+    assert result.rounds > 1

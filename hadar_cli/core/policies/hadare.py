@@ -9,7 +9,8 @@ the others learned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -39,28 +40,48 @@ class HadarE:
     headroom: float = 1.5  # quotas beyond what fits the slot, for devices faster than thought
 
     def plan(self, view: ClusterView) -> list[Stint]:
-        jobs, rates = _startable(view)
+        """The optimum's stints; devices that it leaves idle take what nobody else has begun."""
+        stints, ends_s = self._optimum(view)
+        used, begun = {s.device for s in stints}, {s.job for s in stints}
+        idle = tuple(device for device in view.devices if device not in used)
+        if not view.busy_s or not idle:
+            return stints
+        others = [job for job in view.jobs() if job.job.id not in begun]
+        # No more of it than they can do by the time when all would be done without them.
+        seconds = min(view.seconds, ends_s / self.headroom)
+        rest = replace(view, devices=idle, seconds=seconds, busy_s={}, jobs=lambda: others)
+        return stints + self._optimum(rest)[0]
+
+    def _optimum(self, view: ClusterView) -> tuple[list[Stint], float]:
+        """Stints with which all devices, the busy ones too, end together; and after how long."""
+        jobs = _startable(view)
         if not jobs:
-            return []
-        warm = _warm(view, jobs)
+            return [], view.seconds
+        devices, busy_s = view.devices, np.zeros(len(view.devices))
+        if len(jobs) * len(view.cluster) <= _SINGLE:  # others will have time for these jobs, too
+            devices = (*devices, *view.busy_s)
+            busy_s = np.append(busy_s, list(view.busy_s.values()))
+        rates = view.rates.matrix([j.job.id for j in jobs], devices)
+        warm = _warm(view, jobs, devices)
         if rates.size > _SINGLE:
             seconds = self._share_out_pools(jobs, rates, warm)
         else:
-            seconds = self._share_out(jobs, rates, warm, view.start_cost_s)
+            seconds = self._share_out(jobs, rates, warm, busy_s, view.start_cost_s)
         seconds = self._drop_crumbs(seconds, warm, view.start_cost_s)
+        ends_s = float((busy_s + seconds.sum(axis=0)).max())
         is_alone = (seconds > 0).sum(axis=1) == (1 if _is_crowded(view) else 0)
         _keep_solo(seconds, jobs, rates)
         quotas = _whole_steps(seconds * rates, _totals(jobs, is_alone))
         fits = np.ceil(rates * view.seconds * self.headroom).astype(int)
         length = np.array([job.remaining_steps for job in jobs]) / rates.sum(axis=1)
         stints = []
-        for d, device in enumerate(view.devices):
+        for d, device in enumerate(view.devices):  # the busy ones ask again when they are free
             mine = np.flatnonzero(quotas[:, d])
             order = mine[np.lexsort((mine, length[mine], ~warm[mine, d]))]
             for j in order[: self._enough(quotas[order, d] / rates[order, d], view.seconds)]:
                 steps = int(min(quotas[j, d], max(1, fits[j, d])))
                 stints.append(Stint(jobs[j].job.id, device, steps))
-        return stints
+        return stints, ends_s
 
     def _enough(self, lasts_s: Vector, seconds: float) -> int:
         """How many of a device's stints it can come to within the slot, and some to spare."""
@@ -71,7 +92,12 @@ class HadarE:
         return np.where(_has_room(jobs, seconds * rates), seconds, 0.0)
 
     def _share_out(
-        self, jobs: list[JobView], rates: Matrix, warm: BoolArray, start_cost_s: float
+        self,
+        jobs: list[JobView],
+        rates: Matrix,
+        warm: BoolArray,
+        busy_s: Vector,
+        start_cost_s: float,
     ) -> Matrix:
         """Seconds of each device for each job: nearly the optimum, with as few copies as it takes.
 
@@ -85,9 +111,9 @@ class HadarE:
 
         def solve(may: BoolArray) -> FluidPlan:
             starts_s = cost_s * (may & ~warm).sum(axis=0)
-            return forked_optimum(steps, np.where(may, rates, 0.0), starts_s)
+            return forked_optimum(steps, np.where(may, rates, 0.0), busy_s + starts_s)
 
-        fluid = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness))
+        fluid = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness), busy_s)
         may = (fluid.seconds > 0) | (warm & (rates > 0))
         may &= _has_room(jobs, fluid.seconds * rates)
         plan = solve(may)
@@ -131,20 +157,20 @@ def _keep_solo(seconds: Matrix, jobs: list[JobView], rates: Matrix) -> None:
             seconds[j, :best] = seconds[j, best + 1 :] = 0.0
 
 
-def _startable(view: ClusterView) -> tuple[list[JobView], Matrix]:
-    """Jobs that some of the devices could take on now, and their rates there."""
+def _startable(view: ClusterView) -> list[JobView]:
+    """Jobs that some of the devices could take on now."""
     may = [j for j in view.jobs() if j.free_steps and j.room != 0]
-    rates = view.rates.matrix([j.job.id for j in may], view.devices)
-    rates = rates.reshape(len(may), len(view.devices))  # also of no jobs at all
-    able = np.flatnonzero(rates.any(axis=1))
-    return [may[j] for j in able.tolist()], rates[able]
+    if not may or not view.devices:
+        return []
+    able = view.rates.matrix([j.job.id for j in may], view.devices).any(axis=1)
+    return [may[j] for j in np.flatnonzero(able).tolist()]
 
 
-def _warm(view: ClusterView, jobs: list[JobView]) -> BoolArray:
+def _warm(view: ClusterView, jobs: list[JobView], devices: Sequence[str]) -> BoolArray:
     """Jobs × devices: whether a copy of the job waits on the device."""
-    warm = np.zeros((len(jobs), len(view.devices)), dtype=np.bool_)
+    warm = np.zeros((len(jobs), len(devices)), dtype=np.bool_)
     row = {job.job.id: j for j, job in enumerate(jobs)}
-    for d, device in enumerate(view.devices):
+    for d, device in enumerate(devices):
         if (j := row.get(view.current.get(device, -1))) is not None:
             warm[j, d] = True
     return warm

@@ -46,6 +46,7 @@ class ClusterView:
     jobs: Callable[[], Sequence[JobView]]  # of forking policies; made only when asked for
     rates: Rates
     current: Mapping[str, int] = field(default_factory=dict)  # warm job of each device
+    busy_s: Mapping[str, float] = field(default_factory=dict)  # devices free only after so long
     start_cost_s: float = 0.0  # of a copy that is not warm
     cluster: tuple[Device, ...] = ()  # every device that is not lost
     queue: Sequence[JobState] = ()  # jobs that have arrived and are not done
