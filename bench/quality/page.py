@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from bench.quality.course import LAB, MERGING, Recipe
@@ -63,30 +64,37 @@ def page(results: Results) -> str:
 
 
 def judgement(results: Results, seeds: Sequence[int]) -> str:
-    """Losses of the default, and the others' as multiples of unforked training's."""
-    recipes, rows, better = (IN_MIX, DEFAULT, PLAIN, FASTEST), [], 0
-    within = dict.fromkeys((recipe.name for recipe in recipes), 0)
-    known = dict(within)
-    for workload in STEPS:
-        ratios = {r.name: _ratios(results, workload, r, seeds) for r in recipes}
-        unforked = _spread(_losses(results, workload, UNFORKED, seeds), 4)
-        columns = [_spread(ratios[recipe.name], 3) for recipe in recipes]
-        rows.append([CATALOG[workload].short, unforked, *columns])
-        for name in within:
-            known[name] += bool(ratios[name])
-            within[name] += _mean(ratios[name]) <= ALLOWED
-        better += _mean(ratios[DEFAULT.name]) < _mean(ratios[FASTEST.name])
-    heading = ["", "unforked", *(f"{name} ÷ unforked" for name in within)]
+    """Losses of unforked training, and the others' as multiples of them."""
+    recipes = (IN_MIX, DEFAULT, PLAIN, FASTEST)
+    ratios = {
+        recipe.name: [_ratio(results, workload, recipe, seeds) for workload in STEPS]
+        for recipe in recipes
+    }
+    rows = [
+        [
+            CATALOG[workload].short,
+            _spread(_losses(results, workload, UNFORKED, seeds), 4),
+            *(str(ratios[recipe.name][row]) for recipe in recipes),
+        ]
+        for row, workload in enumerate(STEPS)
+    ]
+    heading = ["", "unforked", *(f"{recipe.name} ÷ unforked" for recipe in recipes)]
+    within = {name: _count(ratio.value <= ALLOWED for ratio in row) for name, row in ratios.items()}
+    pairs = zip(ratios[DEFAULT.name], ratios[FASTEST.name], strict=True)
+    better = _count(one.value < other.value for one, other in pairs)
     verdict = (
         f"Within {ALLOWED} x of unforked training at equal steps: HadarE in M-5 "
-        f"{within[IN_MIX.name]} of {known[IN_MIX.name]}, all five devices on one job "
-        f"{within[DEFAULT.name]} of {known[DEFAULT.name]}, the plain mean {within[PLAIN.name]} of "
-        f"{known[PLAIN.name]}. All five devices on one job, better than the fastest alone in equal "
-        f"time: {better} of {known[FASTEST.name]}."
+        f"{within[IN_MIX.name]}, all five devices on one job {within[DEFAULT.name]}, the plain "
+        f"mean {within[PLAIN.name]}. All five devices on one job, better than the fastest alone in "
+        f"equal time: {better}."
     )
     missing = [s for s in seeds if any(one not in results for one in tasks(JUDGED, [s]))]
     note = f" Seeds {_list(missing)} have not been measured in full." if missing else ""
     return f"{_table(heading, rows)}\n\n{verdict}{note}"
+
+
+def _count(held: Iterable[bool]) -> str:
+    return f"{sum(held)} of {len(STEPS)}"
 
 
 def _beside_the_paper(results: Results) -> str:
@@ -107,11 +115,10 @@ def _beside_the_paper(results: Results) -> str:
 def _changes(results: Results) -> str:
     rows = []
     for recipe in (DEFAULT, *CHOICES, *AMOUNTS):
-        ratios = [_ratios(results, workload, recipe, TUNED) for workload in STEPS]
-        means = [_mean(part) for part in ratios]
-        known = all(math.isfinite(mean) for mean in means)
-        worst = f"{max(means):.3f}" if known else "-"
-        rows.append([recipe.name, *(_spread(part, 3) for part in ratios), worst])
+        ratios = [_ratio(results, workload, recipe, TUNED) for workload in STEPS]
+        known = not any(math.isnan(ratio.value) for ratio in ratios)
+        worst = str(_Ratio(max(ratio.value for ratio in ratios))) if known else "-"
+        rows.append([recipe.name, *map(str, ratios), worst])
     heading = ["loss ÷ unforked", *(CATALOG[w].short for w in STEPS), "worst"]
     note = f"On the tuned seeds: all for the choices, {_list(FEWER)} for the amounts after them."
     return f"{note}\n\n{_table(heading, rows)}"
@@ -125,7 +132,7 @@ def _at_the_best_rate(results: Results) -> str:
         own = _losses(results, workload, unforked, HELD_OUT)
         row = [CATALOG[workload].short, f"x {factor:g}", _spread(own, 4)]
         for recipe in (hadare, plain):
-            row.append(_spread(_ratios(results, workload, recipe, HELD_OUT, unforked), 3))
+            row.append(str(_ratio(results, workload, recipe, HELD_OUT, unforked)))
         rows.append(row)
     heading = ["", "best base rate", "unforked", "HadarE ÷ unforked", "plain mean ÷"]
     return f"{_BEST_RATE_NOTE}\n\n{_table(heading, rows)}"
@@ -149,20 +156,48 @@ def _measures(results: Results, workload: str, recipe: Recipe, seeds: Sequence[i
     return [results[one].measure for one in asked if one in results]
 
 
-def _ratios(
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """A mean loss over another's, from the same seeds, and its standard error."""
+
+    value: float = math.nan
+    error: float | None = None
+
+    def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "-"
+        if math.isinf(self.value):
+            return "diverged"
+        return f"{self.value:.3f}" + ("" if self.error is None else f" ± {self.error:.3f}")
+
+
+def _ratio(
     results: Results,
     workload: str,
     recipe: Recipe,
     seeds: Sequence[int],
     unforked: Recipe = UNFORKED,
-) -> list[float]:
-    """The loss over unforked training's from the same start, for each seed that has both."""
-    ratios = []
+) -> _Ratio:
+    """Of the seeds that have both. Losses of single seeds scatter too widely to divide them."""
+    pairs = []
     for seed in seeds:
         one, other = (task(workload, r, STEPS[workload], seed) for r in (recipe, unforked))
         if one in results and other in results:
-            ratios.append(results[one].loss / results[other].loss)
-    return ratios
+            pairs.append((results[one].loss, results[other].loss))
+    if not pairs:
+        return _Ratio()
+    return _Ratio(_of_sums(pairs), _jackknife(pairs) if len(pairs) > 1 else None)
+
+
+def _of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(loss for loss, _ in pairs) / sum(other for _, other in pairs)
+
+
+def _jackknife(pairs: Sequence[tuple[float, float]]) -> float:
+    """The standard error of a ratio of sums, from what leaving out each seed does to it."""
+    left = [_of_sums([*pairs[:i], *pairs[i + 1 :]]) for i in range(len(pairs))]
+    centre = fmean(left)
+    return math.sqrt((len(left) - 1) / len(left) * sum((one - centre) ** 2 for one in left))
 
 
 def _mean(values: Sequence[float]) -> float:
