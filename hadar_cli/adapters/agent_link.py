@@ -7,9 +7,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
-from hadar_cli.adapters.wire import AgentError, LinkLostError, Message, SupersededError, Wire
+from hadar_cli.adapters.wire import AgentError, LinkLostError, Message, SupersededError, Wire, said
+
+# An agent with something to say about every device says some dozens of things a second.
+_BURST, _PER_S = 10_000, 1000
 
 OnEvent: TypeAlias = Callable[[Message], None]
 OnEnd: TypeAlias = Callable[["AgentLink"], None]
@@ -52,7 +56,7 @@ class AgentLink:
             raise LinkLostError(f"its agent ended: {self._why}")
         if "error" in message:
             kind = SupersededError if message.get("superseded") else AgentError
-            raise kind(str(message["error"]))
+            raise kind(said(message["error"]))
         return message
 
     def tell(self, do: str, **fields: Any) -> None:
@@ -69,19 +73,25 @@ class AgentLink:
             self._wire.send(message)
 
     def _read(self) -> None:
+        began, heard = time.monotonic(), 0
         try:
             while True:
                 message = self._wire.receive()
                 self._heard_at = time.monotonic()
+                heard += 1
+                if heard > _BURST + _PER_S * (self._heard_at - began):
+                    raise LinkLostError("it sends messages without end")
                 self._dispatch(message)
         except Exception as error:  # whatever a node sends costs this node only
-            self._why = str(error)
+            self._why = said(str(error))
         for answer in list(self._waiting.values()):
-            answer.put({"lost": True})
+            with suppress(queue.Full):
+                answer.put_nowait({"lost": True})
         self._on_end(self)
 
     def _dispatch(self, message: Message) -> None:
         if "event" in message:
             self._on_event(message)
         elif waiting := self._waiting.get(message.get("answer", 0)):
-            waiting.put(message)
+            with suppress(queue.Full):  # answered before: nobody waits for a second one
+                waiting.put_nowait(message)

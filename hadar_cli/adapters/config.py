@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hadar_cli.adapters.fields import (
+    Document,
     Reader,
     Spot,
     choice,
@@ -63,7 +64,10 @@ _ENV = table_of(text(may_be_empty=True), re.compile(r"[A-Za-z_][A-Za-z0-9_]*"))
 
 def read_nodes(path: Path) -> tuple[Node, ...]:
     """The nodes of the inventory, the disabled ones included."""
-    document = parse_toml(read_text(path), str(path))
+    return nodes_of(parse_toml(read_text(path), str(path)))
+
+
+def nodes_of(document: Document) -> tuple[Node, ...]:
     tables = _INVENTORY(document.root, document.top)
     defaults = tables.get("defaults", {})
     nodes: dict[str, Node] = {}
@@ -167,7 +171,7 @@ _INVENTORY = record(
 
 
 @dataclass(frozen=True, slots=True)
-class _Setting:
+class Setting:
     """What a job's fields depend on beside themselves."""
 
     folder: Path
@@ -181,15 +185,18 @@ def read_mix(path: Path, *, accelerators: bool = False, data_dir: str | Path | N
     ``accelerators`` says that every device is a real GPU, which turns ``preset: auto`` into
     ``paper``; ``data_dir`` is for the jobs that name none.
     """
-    document = parse_yaml(read_text(path), str(path))
+    setting = Setting(path.parent, accelerators, str(data_dir) if data_dir else None)
+    return mix_of(parse_yaml(read_text(path), str(path)), setting)
+
+
+def mix_of(document: Document, setting: Setting) -> Mix:
     fields = _MIX(document.root, document.top)
-    setting = _Setting(path.parent, accelerators, str(data_dir) if data_dir else None)
     rows, spot = fields.pop("jobs"), document.top.inside("jobs")
-    fields.setdefault("name", _as_name(path.stem))
-    return Mix(**fields, jobs=_jobs(rows, spot, setting), source=str(path))
+    fields.setdefault("name", _as_name(Path(document.file).stem))
+    return Mix(**fields, jobs=_jobs(rows, spot, setting), source=document.file)
 
 
-def _jobs(rows: tuple[dict[str, Any], ...], spot: Spot, setting: _Setting) -> tuple[Job, ...]:
+def _jobs(rows: tuple[dict[str, Any], ...], spot: Spot, setting: Setting) -> tuple[Job, ...]:
     jobs: dict[str, Job] = {}
     for i, row in enumerate(rows):
         at = spot.inside(i)
@@ -209,7 +216,7 @@ def _jobs(rows: tuple[dict[str, Any], ...], spot: Spot, setting: _Setting) -> tu
     return tuple(jobs.values())
 
 
-def _job(row: dict[str, Any], spot: Spot, setting: _Setting) -> Job:
+def _job(row: dict[str, Any], spot: Spot, setting: Setting) -> Job:
     """One job of the mix, its gaps filled from the catalog of workloads."""
     _exactly_one(row, "workload", "script", spot)
     if "script" in row or {"epochs", "steps"} <= row.keys():
@@ -254,7 +261,7 @@ def _target_steps(row: dict[str, Any], spot: Spot) -> int:
     return steps_per_epoch * int(row["epochs"])
 
 
-def _launch(row: dict[str, Any], spot: Spot, setting: _Setting, preset: str) -> Launch:
+def _launch(row: dict[str, Any], spot: Spot, setting: Setting, preset: str) -> Launch:
     paths = {
         key: _local_path(row[key], spot.inside(key), setting.folder)
         for key in ("script", "sync", "data_dir")

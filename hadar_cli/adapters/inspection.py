@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from hadar_cli.adapters.visit import DEADLINE_S, Leftovers, Visit, on_all, visiting
+from hadar_cli.adapters.wire import read_as
 from hadar_cli.core.model import Node
 from hadar_cli.core.politeness import GpuUse, objection
 from hadar_cli.errors import HadarError, RefusedError
@@ -51,6 +50,11 @@ class Kernel:
 
     index: int
     problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    kernels: tuple[Kernel, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +176,10 @@ def _inspect(seen: Inspection, runs: Path, deadline_s: float) -> None:
         seen.leftovers = visit.leftovers()
         _judge(seen, seen.facts)
         seen.stage = _IMPORTING
-        seen.torch = msgspec.convert(visit.ask("torch"), Torch)
+        seen.torch = read_as(visit.ask("torch"), Torch)
         if seen.torch.cuda:
             seen.stage = "computing on its GPUs"
-            seen.kernels = msgspec.convert(visit.ask("kernels")["kernels"], tuple[Kernel, ...])
+            seen.kernels = read_as(visit.ask("kernels"), _Kernels).kernels
     seen.problems += [*_torch_problems(seen.node, seen.torch), *_gpu_problems(seen)]
 
 
@@ -192,7 +196,7 @@ def _bytes_per_s(move: Callable[[int], float]) -> float:
 
 def read_facts(visit: Visit) -> Facts:
     """What the node tells of itself at once."""
-    return msgspec.convert(visit.ask("facts"), Facts)
+    return read_as(visit.ask("facts"), Facts)
 
 
 def _explain(seen: Inspection, error: Exception) -> None:

@@ -43,9 +43,10 @@ class LocalConnection:
         return str(self._store.object_path(digest).resolve())
 
     def pull(self, path: str, size: int) -> str:
-        if Path(path).is_symlink() or not Path(path).is_file():
-            raise AgentError(f"{path} is no plain file")
-        return self._store.take_in(Path(path))
+        try:
+            return self._store.take_in(Path(path))
+        except ValueError as error:
+            raise AgentError(str(error)) from error
 
     def abort(self) -> None:
         if self._process:

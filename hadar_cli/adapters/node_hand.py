@@ -14,15 +14,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from hadar_cli.adapters.agent_link import AgentLink, OnEnd, OnEvent
-from hadar_cli.adapters.orders import order_request, read_result
-from hadar_cli.adapters.wire import AgentError, LinkLostError, Message, SupersededError
+from hadar_cli.adapters.orders import order_request, read_progress, read_result
+from hadar_cli.adapters.wire import (
+    AgentError,
+    LinkLostError,
+    Message,
+    SupersededError,
+    read_as,
+    said,
+)
 from hadar_cli.app.ports import (
     CopyOrder,
     Failed,
     HandedIn,
     NodeBack,
     NodeGone,
-    Progressed,
     Report,
 )
 from hadar_cli.core.model import Launch, Node
@@ -34,6 +40,8 @@ _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 3.0)  # between attempts to mend; the last one 
 _RETURN_EVERY_S = 10.0  # a node that is gone is looked for
 _LATE_S = 150.0  # past its deadline: longer than the supervisor waits before it ends the copy
 _TRIES = 3  # to send an order or fetch a result, before the copy is given up
+_PROGRESS_EVERY_S = 0.1  # of one copy; what comes faster is passed over
+_LONGEST_LOG = 4000
 
 Tell: TypeAlias = Callable[["Report | HadarError"], None]
 
@@ -74,6 +82,21 @@ class _Attempt:
     sent: bool = False
     warm: bool = False
     tries: int = 0
+    is_collected: bool = False  # or about to be
+    progressed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What an agent knows of an attempt that it was sent."""
+
+    worker: str
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    attempts: dict[str, _Known]
 
 
 class NodeHand:
@@ -154,7 +177,7 @@ class NodeHand:
                 action(*arguments)
             except StorageError as error:
                 self._tell(error)  # the head's own disk
-            except (HadarError, OSError) as error:
+            except Exception as error:
                 self._mend(error)
 
         if not self._closing.is_set() or action == self._stop:
@@ -163,7 +186,7 @@ class NodeHand:
     def _begin(self) -> None:
         try:
             self._open()
-        except (HadarError, OSError) as error:
+        except Exception as error:
             self._give_up(error)
 
     def _open(self) -> None:
@@ -178,11 +201,12 @@ class NodeHand:
             attempts=list(self._attempts),
             workers=[worker for _, worker in self._workers.values()],
         )
-        self._link = link
+        self._link, opened = link, read_as(answer, _Opened)
         for attempt, held in list(self._attempts.items()):
-            if known := answer["attempts"].get(attempt):
-                held.sent, held.warm = True, bool(known["warm"])
-                self._workers[held.order.device] = (held.order.job.id, str(known["worker"]))
+            held.is_collected = False
+            if known := opened.attempts.get(attempt):
+                held.sent, held.warm = True, known.warm
+                self._workers[held.order.device] = (held.order.job.id, known.worker)
             elif held.sent:
                 self._fail(attempt, "its node knows nothing of it", node_fault=True)
             else:
@@ -203,7 +227,7 @@ class NodeHand:
             try:
                 self._open()
                 return
-            except (HadarError, OSError) as again:
+            except Exception as again:
                 error = again
 
     def _give_up(self, error: Exception) -> None:
@@ -222,7 +246,7 @@ class NodeHand:
         while not self._closing.wait(_RETURN_EVERY_S):
             try:
                 self._open()
-            except (HadarError, OSError):
+            except Exception:
                 self._connection.close()
                 continue
             self._gone = False
@@ -266,7 +290,7 @@ class NodeHand:
         except AgentError as error:
             self._fail(attempt, str(error), node_fault=True)
             return
-        held.sent, held.warm, held.tries = True, bool(answer["warm"]), 0
+        held.sent, held.warm, held.tries = True, answer.get("warm") is True, 0
 
     def _may_try(self, attempt: str, held: _Attempt) -> bool:
         held.tries += 1
@@ -295,10 +319,12 @@ class NodeHand:
         if not held or not self._link or not self._may_try(attempt, held):
             return
         try:
-            result = read_result(message["result"], held.order)
-            path, size = message.get("weights"), int(message.get("bytes", 0))
+            result = read_result(message.get("result", {}), held.order)
+            path, size = message.get("weights"), message.get("bytes")
+            size = size if isinstance(size, int) else 0
             weights = self._connection.pull(str(path), size) if path and result.steps else None
         except (ValueError, AgentError) as error:
+            self._release(held.order.device)  # nobody knows what such a process would do next
             self._fail(attempt, f"its result cannot be taken: {error}")
             return
         if result.steps:
@@ -319,17 +345,21 @@ class NodeHand:
             return  # late or repeated
         match message["event"]:
             case "progress":
-                steps, seconds = int(message["steps"]), float(message["seconds"])
-                self._tell(Progressed(attempt, steps, seconds, message.get("loss")))
-            case "finished":
+                now, progress = time.monotonic(), read_progress(message)
+                if progress and now > held.progressed_at + _PROGRESS_EVERY_S:
+                    held.progressed_at = now
+                    self._tell(progress)
+            case "finished" if not held.is_collected:
+                held.is_collected = True
                 self._do(self._collect, attempt, message)
             case "exited":
                 self._workers.pop(held.order.device, None)  # the device's next copy starts anew
-                code, why = message.get("code"), message.get("why")
-                reason = f"it exited with code {code}" if why == "exited" else f"{why}"
+                code, why = said(message.get("code")), said(message.get("why"))
+                reason = f"it exited with code {code}" if why == "exited" else why
                 # Told to leave before it came to what was sent ahead, it did no wrong.
                 was_waiting = bool(held.order.follows) and why == "released"
-                self._fail(attempt, reason, str(message.get("log", "")), was_waiting)
+                log = str(message.get("log", ""))[-_LONGEST_LOG:]
+                self._fail(attempt, reason, log, was_waiting)
 
     def _on_end(self, link: AgentLink) -> None:
         self._do(self._end_link, link)

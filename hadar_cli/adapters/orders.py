@@ -6,10 +6,14 @@ from typing import Any
 
 import msgspec
 
-from hadar_cli.adapters.wire import Message
-from hadar_cli.app.ports import CopyOrder, CopyResult
+from hadar_cli.adapters.wire import Message, said
+from hadar_cli.app.ports import CopyOrder, CopyResult, Progressed
 from hadar_cli.core.model import Device, Job, Launch, Node
 from hadar_cli.node.order import format_slices
+
+_LARGEST = 1 << 53  # beyond it, a float no longer tells numbers apart
+_MOST_FIGURES = 100
+_LONGEST_WORD = 80
 
 
 def order_request(
@@ -71,11 +75,42 @@ def _variables(order: CopyOrder, device: Device, weights: str) -> dict[str, str]
 
 
 def read_result(raw: Message, order: CopyOrder) -> CopyResult:
-    """A worker's JSON as a result; only ``steps`` must be there. Raises ValueError on nonsense."""
+    """A worker's JSON as a result; only ``steps`` must be there. Raises ValueError on nonsense.
+
+    Whether its claims are true is the tracker's to judge; here they become small enough to judge.
+    """
     try:
-        return _convert(raw, order)
-    except (msgspec.ValidationError, AttributeError, TypeError, KeyError) as error:
-        raise ValueError(str(error)) from error
+        result = _convert(raw, order)
+    except (ValueError, AttributeError, TypeError, LookupError, ArithmeticError) as error:
+        raise ValueError(said(f"{type(error).__name__}: {error}")) from error
+    numbers = (result.steps, result.missed_paces, *result.data)
+    ends = [end for pair in result.slices for end in pair]
+    if any(not -_LARGEST < number < _LARGEST for number in (*numbers, *ends)):
+        raise ValueError("it holds numbers that cannot be")
+    if len(result.quality or ()) > _MOST_FIGURES:
+        raise ValueError(f"it holds more than {_MOST_FIGURES} figures of quality")
+    return result
+
+
+def read_progress(message: Message) -> Progressed | None:
+    """How far a copy says it is; None for nonsense, which costs nothing but the view."""
+    steps, seconds, loss = (message.get(name) for name in ("steps", "seconds", "loss"))
+    if type(steps) is not int or not 0 <= steps < _LARGEST:
+        return None
+    if not _is_number(seconds) or (loss is not None and not _is_number(loss)):
+        return None
+    return Progressed(str(message["attempt"]), steps, float(seconds or 0.0), loss)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and -_LARGEST < value < _LARGEST  # type: ignore[operator]
+
+
+def _figures(found: Any) -> Any:
+    """Of a model's quality, under names that can be shown."""
+    if not isinstance(found, dict):
+        return found
+    return {said(name, _LONGEST_WORD): figure for name, figure in found.items()}
 
 
 def _convert(raw: Message, order: CopyOrder) -> CopyResult:
@@ -88,9 +123,9 @@ def _convert(raw: Message, order: CopyOrder) -> CopyResult:
         "start_s": seconds.get("start", 0.0),
         "train_s": seconds.get("train", 0.0),
         "save_s": seconds.get("save", 0.0),
-        "stopped": raw.get("stopped", "end"),
+        "stopped": said(raw.get("stopped", "end"), _LONGEST_WORD),
         "loss": raw.get("metrics", {}).get("loss"),
-        "quality": raw.get("evaluation"),
+        "quality": _figures(raw.get("evaluation")),
         "missed_paces": raw.get("missed_paces", 0),
         "lr": raw.get("lr"),
         "data": raw.get("data", ()),

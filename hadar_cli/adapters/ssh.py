@@ -5,6 +5,7 @@ Every command is the same constant; what to do goes in by stdin, see ``node/boot
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hadar_cli.adapters.ssh_config import endpoint_of
 from hadar_cli.adapters.ssh_transport import ChannelStream, SshTransport
 from hadar_cli.adapters.store import RunStore
 from hadar_cli.adapters.transfer import TransferSession
-from hadar_cli.adapters.wire import LinkLostError, Stream, Wire
+from hadar_cli.adapters.wire import LinkLostError, Stream, Wire, said
 from hadar_cli.core.model import Launch, Node
 from hadar_cli.errors import InputError
 from hadar_cli.node import bootstrap
@@ -114,7 +115,9 @@ class SshConnection:
         return path
 
     def pull(self, path: str, size: int) -> str:
-        scratch = self._store.scratch_path(f"from-{self.node.name}-{Path(path).parent.name}")
+        # Not named by the node's word: the same file again is the same scratch file again.
+        name = hashlib.sha256(path.encode()).hexdigest()[:16]
+        scratch = self._store.scratch_path(f"from-{self.node.name}-{name}")
         digest = self._session(size).get(path, scratch)
         self._store.keep(scratch, digest)
         return digest
@@ -141,9 +144,9 @@ class SshConnection:
         try:
             return stream, become(stream, self.node, part)
         except LinkLostError as error:
-            complaint = stream.complaint()
+            complaint = said(stream.complaint() or str(error))
             raise LinkLostError(
-                f"{self.node.python or 'python3'} does not start there: {complaint or error}",
+                f"{self.node.python or 'python3'} does not start there: {complaint}",
                 fix="set python in nodes.toml to one that has torch and safetensors",
             ) from error
 

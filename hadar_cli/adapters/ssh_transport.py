@@ -176,7 +176,7 @@ class ChannelStream:
         while not self._channel.exit_status_ready() and time.monotonic() < deadline:
             time.sleep(0.02)
         said = b""
-        while self._channel.recv_stderr_ready():
+        while self._channel.recv_stderr_ready() and time.monotonic() < deadline + 1.0:
             said = (said + self._channel.recv_stderr(1 << 16))[-2000:]
         return said.decode(errors="replace").strip()
 

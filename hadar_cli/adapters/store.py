@@ -28,9 +28,11 @@ from hadar_cli.app.forecast import Forecast
 from hadar_cli.core.events import EVENTS, Event
 from hadar_cli.core.model import Mix, Node
 from hadar_cli.errors import InputError, RunLockedError, StorageError, nearest
+from hadar_cli.node.plain_files import open_plain
 from hadar_cli.node.processes import start_time
 
 _CHUNK = 1 << 20
+_RECORD = msgspec.json.Decoder(tuple[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,23 @@ class RunStore:
         return self._objects / f"{name}.part"
 
     def take_in(self, source: Path) -> str:
-        """Copies a file in, hashed on the way; links are not followed."""
+        """Copies a plain file in, hashed on the way; raises ValueError where it is none.
+
+        A file that grows all the while is taken as long as it was at first.
+        """
         scratch = self.scratch_path(f"in-{os.getpid()}-{source.parent.name}")
         digest = hashlib.sha256()
-        with _storage_errors(self.directory):
-            descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb") as reader, scratch.open("wb") as writer:
-                while chunk := reader.read(_CHUNK):
+        try:
+            reader = open_plain(source)
+        except OSError as error:
+            raise ValueError(f"{source}: {error.strerror}") from error
+        with reader, _storage_errors(self.directory):
+            left = os.fstat(reader.fileno()).st_size
+            if left > shutil.disk_usage(self.directory).free:
+                raise ValueError(f"{source} holds {left} bytes, more than there is room for")
+            with scratch.open("wb") as writer:
+                while chunk := reader.read(min(_CHUNK, left)):
+                    left -= len(chunk)
                     digest.update(chunk)
                     writer.write(chunk)
         self.keep(scratch, digest.hexdigest())
@@ -178,7 +190,7 @@ def read_journal(path: Path) -> list[Event]:
     for number, line in enumerate(lines[:-1], start=1):
         try:
             events.append(_decode(line))
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, RecursionError) as error:
             if number == len(lines) - 1:
                 break
             raise StorageError(f"{path}:{number}: damaged record ({error})") from error
@@ -229,8 +241,8 @@ def _decode(line: bytes) -> Event:
     crc, _, body = line.partition(b" ")
     if int(crc, 16) != zlib.crc32(body):
         raise ValueError("checksum does not match")
-    name, fields = msgspec.json.decode(body)
-    event: Event = msgspec.convert(fields, EVENTS[name])
+    name, fields = _RECORD.decode(body)
+    event: Event = msgspec.json.decode(fields, type=EVENTS[name])
     return event
 
 

@@ -29,6 +29,8 @@ GAVEL_LAYOUTS = {
     10: {"model": 0, "total_steps": 5, "num_gpus": 6, "arrival_s": 9},
     7: {"model": 0, "total_steps": 4, "arrival_s": 5, "num_gpus": 6},
 }
+# What numbers too large and expressions too deep raise, when Python itself is to read them.
+_NONSENSE = (ValueError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
 CSV_COLUMNS = ("job_id", "arrival_s", "model", "num_gpus", "total_steps")
 
 
@@ -256,14 +258,14 @@ def _gavel_table(path: Path, text: str) -> dict[tuple[str, int, str], float]:
     try:
         table: Any = json.loads(text)
         return {
-            (*_gavel_key(key), kind): float(entry["null"])
+            (*_gavel_key(key), kind): _rate(entry["null"])
             for kind, entries in table.items()
             for key, entry in entries.items()
             if "null" in entry
         }
     except json.JSONDecodeError as error:
         raise InputError(f"is not JSON: {error.msg}", file=str(path), line=error.lineno) from error
-    except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
+    except (AttributeError, LookupError, TypeError, *_NONSENSE) as error:
         raise InputError(
             f"is not a table of throughputs: {error}",
             file=str(path),
@@ -274,6 +276,13 @@ def _gavel_table(path: Path, text: str) -> dict[tuple[str, int, str], float]:
 def _gavel_key(key: str) -> tuple[str, int]:
     model, gang = ast.literal_eval(key)
     return str(model), int(gang)
+
+
+def _rate(value: Any) -> float:
+    rate = float(value)
+    if not math.isfinite(rate):
+        raise ValueError(f"{rate} is no rate")
+    return rate
 
 
 def _csv_table(path: Path, text: str) -> dict[tuple[str, int, str], float]:

@@ -6,15 +6,31 @@ import hashlib
 import os
 import shutil
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hadar_cli.adapters.wire import AgentError, LinkLostError, Message, Wire
+from hadar_cli.adapters.wire import AgentError, LinkLostError, Message, Wire, read_as, said
 from hadar_cli.errors import StorageError
 
 _CHUNK = 1 << 20
 _LARGEST = 256 << 30
 _SPARE = 1 << 30  # of the head's disk, never filled by a node
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Offset:
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    bytes: int
 
 
 class TransferSession:
@@ -29,9 +45,12 @@ class TransferSession:
         self._wire.send({"do": "put", "directory": directory, "name": digest, "bytes": size})
         answer = self._wire.answer()
         if answer.get("have"):
-            return str(answer["path"]), False
+            return read_as(answer, _Place).path, False
+        offset = read_as(answer, _Offset).offset
+        if not 0 <= offset <= size:
+            raise AgentError(f"the node wants the file from byte {said(offset)} on")
         with source.open("rb", buffering=0) as file:
-            file.seek(_within(answer["offset"], size))
+            file.seek(offset)
             try:
                 while chunk := file.read(_CHUNK):
                     self._wire.send_bytes(chunk)
@@ -39,7 +58,7 @@ class TransferSession:
                 with suppress(LinkLostError):
                     self._wire.answer()  # the node's reason, if it gave one
                 raise
-        return str(self._wire.answer()["path"]), True
+        return read_as(self._wire.answer(), _Place).path, True
 
     def get(self, path: str, scratch: Path) -> str:
         """Fetches a file into ``scratch``, from where an earlier try left off; its hash."""
@@ -52,17 +71,17 @@ class TransferSession:
                 offset = file.tell()
                 limit = min(_LARGEST, shutil.disk_usage(scratch.parent).free - _SPARE + offset)
                 self._wire.send({"do": "get", "path": path, "offset": offset, "limit": limit})
-                size = int(self._wire.answer()["bytes"])
+                size = read_as(self._wire.answer(), _Size).bytes
                 if not offset <= size <= limit:
-                    raise AgentError(f"{path} holds {size} bytes, which cannot be")
+                    raise AgentError(f"{said(path)} holds {said(size)} bytes, which cannot be")
                 for chunk in self._wire.receive_bytes(size - offset):
                     digest.update(chunk)
                     file.write(chunk)
         except OSError as error:
             raise StorageError(f"{scratch}: {error.strerror}") from error
-        if self._wire.answer()["sha256"] != digest.hexdigest():
+        if self._wire.answer().get("sha256") != digest.hexdigest():
             scratch.unlink()
-            raise AgentError(f"{path} arrived damaged")
+            raise AgentError(f"{said(path)} arrived damaged")
         return digest.hexdigest()
 
     def ask(self, do: str, **fields: Any) -> Message:
@@ -71,9 +90,3 @@ class TransferSession:
 
     def close(self) -> None:
         self._wire.close()
-
-
-def _within(offset: Any, size: int) -> int:
-    if not isinstance(offset, int) or not 0 <= offset <= size:
-        raise AgentError(f"the node wants the file from byte {offset!r} on")
-    return offset

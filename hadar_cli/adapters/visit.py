@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
-from hadar_cli.adapters.wire import LinkLostError, Message, ProcessStream, Wire
+from hadar_cli.adapters.wire import LinkLostError, Message, ProcessStream, Wire, read_as, said
 from hadar_cli.core.model import Node
 from hadar_cli.errors import HadarError, RunLockedError
 from hadar_cli.node import reception
@@ -52,7 +50,7 @@ class Visit:
         return self._wire.answer()
 
     def leftovers(self) -> Leftovers:
-        return msgspec.convert(self.ask("leftovers"), Leftovers)
+        return read_as(self.ask("leftovers"), Leftovers)
 
     def tidy(self, action: str, run: str | None, held: Sequence[str]) -> Tidied:
         """Stops (``stop``) or removes (``remove``) what the run, or all runs, left there.
@@ -61,11 +59,12 @@ class Visit:
         """
         answer = self.ask(action, run=run, held=list(held))
         if driven := answer.get("driven"):
+            run = driven[0] if isinstance(driven, list) else driven
             raise RunLockedError(
-                f"a hadar somewhere is at work there, on run {driven[0]}",
+                f"a hadar somewhere is at work there, on run {said(run)}",
                 "wait for it to end, or cancel it on its own computer",
             )
-        return msgspec.convert(answer, Tidied)
+        return read_as(answer, Tidied)
 
     def echo_s(self) -> float:
         began = time.perf_counter()
@@ -145,9 +144,9 @@ def _over_ssh(node: Node) -> Iterator[Wire]:
         try:
             wire = become(stream, node, "reception")
         except LinkLostError as error:
-            said = stream.complaint() or error
+            complaint = said(stream.complaint() or str(error))
             raise HadarError(
-                f"{node.python or 'python3'} does not start there: {said}",
+                f"{node.python or 'python3'} does not start there: {complaint}",
                 "name one that does, and that has torch and safetensors: python = ...",
             ) from error
         yield wire

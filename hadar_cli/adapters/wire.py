@@ -10,7 +10,9 @@ import os
 import select
 import subprocess
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import msgspec
 
 from hadar_cli.errors import HadarError
 from hadar_cli.node.bootstrap import MARK
@@ -18,8 +20,11 @@ from hadar_cli.node.bootstrap import MARK
 Message: TypeAlias = dict[str, Any]
 _MARK = MARK.encode()
 _LONGEST_LINE = 1 << 20
+_MOST_NOISE = 1 << 22  # between two messages
+_LONGEST_SAYING = 500
 _CHUNK = 1 << 18
 _WRITE_S = 10.0
+T = TypeVar("T")
 
 
 class LinkLostError(HadarError):
@@ -32,6 +37,21 @@ class AgentError(HadarError):
 
 class SupersededError(AgentError):
     """Another head has taken over the run."""
+
+
+def said(words: object, limit: int = _LONGEST_SAYING) -> str:
+    """What a node says of itself, fit for a message: one line without control characters."""
+    text = words if isinstance(words, str) else repr(words)
+    text = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def read_as(message: object, kind: type[T]) -> T:
+    """The message as what it should be; AgentError where it is not."""
+    try:
+        return msgspec.convert(message, kind)
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        raise AgentError(f"its answer makes no sense: {said(str(error))}") from error
 
 
 class Stream(Protocol):
@@ -61,18 +81,20 @@ class Wire:
 
     def receive(self) -> Message:
         """The next marked line; everything else, such as a login's greeting, is passed over."""
-        while True:
+        noise = 0
+        while noise <= _MOST_NOISE:
             line = self._readline()
             if line.startswith(_MARK):
-                message: Message = json.loads(line[len(_MARK) :])
-                return message
+                return _parse(line[len(_MARK) :])
+            noise += len(line) + 1
+        raise LinkLostError("the node sends noise without end")
 
     def answer(self) -> Message:
         """The next message, raised if it is an error."""
         message = self.receive()
         if "error" in message:
             kind = SupersededError if message.get("superseded") else AgentError
-            raise kind(str(message["error"]))
+            raise kind(said(message["error"]))
         return message
 
     def receive_bytes(self, count: int) -> Iterator[bytes]:
@@ -105,6 +127,19 @@ class Wire:
         if not chunk:
             raise LinkLostError("the connection ended")
         return chunk
+
+
+def _parse(line: bytes) -> Message:
+    """Neither too deep nor with text that no file could hold: what is in it gets far."""
+    try:
+        message = json.loads(line)
+        if b"\\u" in line:  # JSON can spell halves of characters
+            json.dumps(message, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise LinkLostError(f"the node speaks nonsense: {said(str(error))}") from error
+    if not isinstance(message, dict):
+        raise LinkLostError("the node speaks nonsense: it sent no JSON object")
+    return message
 
 
 class ProcessStream:

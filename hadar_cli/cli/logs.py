@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,12 +72,24 @@ def logs(
 
     for one, found in on_all(nodes, read, _DEADLINE_S):
         if isinstance(found, Exception):
-            stderr().print(f"{one.name}: {found}")
+            stderr().print(f"{one.name}: {_harmless(str(found))}")
             continue
         for worker, text in found:
             printer.show(one.name, worker, text)
     if not printer.shown:
         stderr().print(f"no copy of {job} has left a log; hadar report tells what became of it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    worker: str
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Logs:
+    logs: tuple[_Log, ...]
 
 
 class _Reader:
@@ -88,16 +101,14 @@ class _Reader:
 
     def read(self) -> list[tuple[str, str]]:
         """Each worker's name and what it printed since the last time."""
+        from hadar_cli.adapters.wire import read_as
+
         answer = self._visit.ask(
             "logs", run=self._run, job=self._job, offsets=self._offsets, limit=_LIMIT_BYTES
         )
-        found = []
-        for log in answer["logs"]:
-            worker = str(log["worker"])
-            self._offsets[worker] = int(log["offset"])
-            if log["text"]:
-                found.append((worker.rpartition("/")[2], str(log["text"])))
-        return found
+        found = read_as(answer, _Logs).logs
+        self._offsets |= {log.worker: log.offset for log in found}
+        return [(log.worker.rpartition("/")[2], log.text) for log in found if log.text]
 
 
 class _Printer:
@@ -108,7 +119,7 @@ class _Printer:
         self.shown: set[str] = set()
 
     def show(self, node: str, worker: str, text: str) -> None:
-        heading = f"── {node} · {worker} "
+        heading = f"── {node} · {_harmless(worker)} "
         lines = list(_lines(text))
         if heading not in self.shown:
             lines = lines[-self._tail :]
@@ -119,6 +130,12 @@ class _Printer:
         self._last = heading
         for line in lines:
             console.print(line, soft_wrap=True)
+
+
+def _harmless(words: str) -> str:
+    from hadar_cli.report.format import plain
+
+    return plain(words, 300)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -150,7 +167,7 @@ def _follow(store: RunStore, job: Job, nodes: Sequence[Node], printer: _Printer)
                         said.put((node.name, worker, text))
                     time.sleep(_LOOK_EVERY_S)
         except HadarError as error:
-            stderr().print(f"{node.name}: {error}")
+            stderr().print(f"{node.name}: {_harmless(str(error))}")
 
     for node in nodes:
         threading.Thread(target=read, args=(node, store.directory.parent), daemon=True).start()

@@ -38,6 +38,7 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
 from hadar_cli.node import processes
 from hadar_cli.node.bootstrap import answer as send
 from hadar_cli.node.order import write_atomically
+from hadar_cli.node.plain_files import open_plain, read_json
 from hadar_cli.node.setup import stamp_path
 from hadar_cli.node.supervisor import WorkerSpec, order_path
 
@@ -45,6 +46,7 @@ _LOOK_EVERY_S = 0.025
 _PROGRESS_EVERY_S = 0.5
 _LOG_TAIL_BYTES = 2000
 _NEVER_STARTED_S = 60.0
+_HALF_WRITTEN_S = 2.0  # a result that is not JSON yet may still become it
 
 Message = dict[str, Any]
 
@@ -210,7 +212,7 @@ class Agent:
         found: list[Message] = []
         for attempt, directory in list(self._active.items()):
             files = self._run / "attempts" / attempt
-            result = _read_json(files / "result.json")
+            result = _read_result(files / "result.json")
             if result is not None:
                 del self._active[attempt]
                 weights = files / "weights.safetensors"
@@ -248,10 +250,13 @@ class Agent:
         if now < told_at + _PROGRESS_EVERY_S:
             return []
         progress = _read_json(files / "progress.json") or {}
-        self._told_progress[attempt] = (now, int(progress.get("steps", steps)))
-        if progress.get("steps", 0) <= steps:
+        done = progress.get("steps")
+        if not isinstance(done, int) or done <= steps:
+            self._told_progress[attempt] = (now, steps)
             return []
-        return [{"event": "progress", "attempt": attempt, **progress}]
+        self._told_progress[attempt] = (now, done)
+        told = {name: progress.get(name) for name in ("steps", "seconds", "loss")}
+        return [{"event": "progress", "attempt": attempt, **told}]
 
 
 class _Nursery:
@@ -292,18 +297,30 @@ def _processes_of(directory: Path) -> list[tuple[int, int]]:
 
 def _read_json(path: Path) -> Message | None:
     try:
-        content = json.loads(path.read_bytes())
+        return read_json(path)
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) else None
+
+
+def _read_result(path: Path) -> Message | None:
+    """The result; in place of one that cannot be read, what is wrong with it."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime < _HALF_WRITTEN_S:
+                return None
+        return {"problem": str(error)[:_LOG_TAIL_BYTES]}
 
 
 def _tail(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
+        with open_plain(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+            return (file.read(_LOG_TAIL_BYTES) or b"").decode(errors="replace")
+    except (OSError, ValueError):
         return ""
 
 

@@ -6,7 +6,6 @@ that hadar makes are ever looked into or removed; links are not followed.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 
 from hadar_cli.node import processes
 from hadar_cli.node.bootstrap import COMMAND
+from hadar_cli.node.plain_files import open_plain, read_json
 
 Process = tuple[int, int]  # pid and start time
 _GONE_S = 10.0
@@ -115,8 +115,8 @@ def our_pids(place: Place) -> set[int]:
 
 def _recorded(directory: Path) -> Iterator[Process]:
     for path in directory.glob("workers/*/worker.json"):
-        with suppress(OSError, ValueError, AttributeError):
-            for pid, started in json.loads(path.read_bytes()).values():
+        with suppress(OSError, ValueError, TypeError):
+            for pid, started in read_json(path).values():
                 yield int(pid), int(started)
 
 
@@ -196,12 +196,11 @@ def _age(worker: Path) -> float:
 
 def _read(path: Path, offset: int | None, limit: int) -> tuple[str, int]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            start = max(0, size - limit) if offset is None else offset
+            file.seek(start)
+            content = file.read(limit) or b""
+    except (OSError, ValueError):
         return "", offset or 0
-    with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        start = max(0, size - limit) if offset is None else offset
-        file.seek(start)
-        content = file.read(limit)
     return content.decode(errors="replace"), start + len(content)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hadar_cli.node.bootstrap import answer, private_directory, unpack
+from hadar_cli.node.plain_files import open_plain
 
 _CHUNK = 1 << 20
 _F_SETPIPE_SZ = 1031
@@ -95,26 +96,21 @@ def _open_part(part: Path, size: int) -> int:
 
 
 def _get(path: str, offset: int, limit: int) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ValueError(f"{path} is no plain file")
-        if facts.st_size > limit:
-            raise ValueError(f"{path} holds {facts.st_size} bytes, more than the {limit} allowed")
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise ValueError(f"{path} holds {size} bytes, more than the {limit} allowed")
         digest = hashlib.sha256()
-        answer({"bytes": facts.st_size})
+        answer({"bytes": size})
         sent = 0
-        for chunk in _chunks(descriptor, facts.st_size):
+        for chunk in _chunks(file.fileno(), size):
             digest.update(chunk)
             new = memoryview(chunk)[max(0, offset - sent) :]
             sent += len(chunk)
             _write_all(1, new)
-        if sent < facts.st_size:
+        if sent < size:
             os._exit(1)  # it shrank: ending in mid-stream is the only way to say so
         answer({"sha256": digest.hexdigest()})
-    finally:
-        os.close(descriptor)
 
 
 def _unpack(request: Message) -> None:

@@ -11,6 +11,7 @@ from hadar_cli.core.state import JobState, RunState
 from hadar_cli.report.format import brief, count, figures, listed, plain
 
 _LONGEST = 200  # of words that come from a node
+_LONGEST_LINE = 2000
 _ERRANDS = {
     "evaluate": "measures",
     "compare": "measures the leader of",
@@ -20,6 +21,10 @@ _ERRANDS = {
 
 def describe(event: events.Event, state: RunState) -> str:
     """Any event in one line; ``state`` already holds it."""
+    return plain(_describe(event, state), _LONGEST_LINE)
+
+
+def _describe(event: events.Event, state: RunState) -> str:
     match event:
         case events.HeadStarted():
             return _head_started(event, state)
@@ -86,7 +91,8 @@ def device_lost(
     """The loss of a device that held these copies."""
     held = [f"{count(copy.quota, 'step')} of {_job(state, copy.job)}" for copy in copies]
     after = f"its {listed(held)} go back to the pool" if held else "the others take its work"
-    return f"{event.device} lost; {after} ({plain(event.why, _LONGEST)})"
+    lost = f"{event.device} lost; {after} ({plain(event.why, _LONGEST)})"
+    return plain(lost, _LONGEST_LINE)
 
 
 # -- single events -------------------------------------------------------------------------------

@@ -133,14 +133,19 @@ def create(choice: PolicyChoice, file: str | None = None) -> Policy:
                 fix=f"its fields are: {', '.join(known) or 'none'}",
             )
         default = known[name].default
-        if not isinstance(value, (type(default), int) if type(default) is float else type(default)):
+        if type(value) not in ((float, int) if type(default) is float else (type(default),)):
             raise InputError(
                 f"{value!r} is not a {type(default).__name__}",
                 file=file,
                 line=choice.line,
                 field=f"policy.{name}",
+                fix=f"its default is {default!r}",
             )
-    made = policy(**choice.fields)
+    try:
+        made = policy(**choice.fields)
+    except InputError as error:  # a policy knows its values, not where they stand
+        error.file, error.line = file, choice.line
+        raise
     if hasattr(made, "allocate"):
         from hadar_cli.core.policies.gangs import GangScheduler
 

@@ -1,0 +1,455 @@
+"""Fuzz targets: whatever a node or a training script sends to the head."""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import Future
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import safetensors
+
+from hadar_cli.adapters import inspection
+from hadar_cli.adapters.agent_link import AgentLink
+from hadar_cli.adapters.discovery import identify
+from hadar_cli.adapters.node_hand import NodeHand
+from hadar_cli.adapters.safetensors_file import Checkpoint, CheckpointError
+from hadar_cli.adapters.transfer import TransferSession
+from hadar_cli.adapters.visit import Visit
+from hadar_cli.adapters.wire import LinkLostError, Message, Wire
+from hadar_cli.app.ports import (
+    Consolidated,
+    CopyOrder,
+    Failed,
+    HandedIn,
+    NodeGone,
+    Observers,
+    Progressed,
+)
+from hadar_cli.app.tracker import Tracker
+from hadar_cli.core import events
+from hadar_cli.core.events import EVENTS, Event
+from hadar_cli.core.model import Gpu, Job, Launch, Mix, Node
+from hadar_cli.core.policies.registry import Stint
+from hadar_cli.core.state import RunState
+from hadar_cli.core.steps import StepSet
+from hadar_cli.errors import HadarError
+from hadar_cli.node import agent
+from hadar_cli.node.bootstrap import MARK
+from tests.faults.fuzz import REFUSED, TAKEN, Target
+from tests.faults.fuzz_mutation import Mutator, break_bytes, to_json
+
+NODE = Node("n", "local")
+JOB = Job(0, "a", 40, 4, launch=Launch(script="/x.py"))
+
+
+def targets(folder: Path) -> list[Target]:
+    return [
+        Target("results", 130, RESULTS.make, Results(folder).examine),
+        Target("agent messages", 130, EVENT_LINES.make, examine_event),
+        Target("frames", 120, make_frames, Frames(folder).examine),
+        Target("visits", 80, make_visit, examine_visit),
+        Target("checkpoint headers", 200, make_checkpoint, Headers(folder).examine),
+    ]
+
+
+# -- copies' results, all the way to the journal -------------------------------------------------
+
+RESULT = {
+    "steps": 20,
+    "slices": [[0, 20]],
+    "samples": 80,
+    "seconds": {"start": 0.5, "train": 2.0, "save": 0.1},
+    "stopped": "end",
+    "metrics": {"loss": 0.5},
+    "evaluation": {"accuracy": 0.5, "loss": 1.5},
+    "missed_paces": 0,
+    "lr": [0.1, 0.05],
+    "data": [3, 1, 2],
+    "waiting": True,
+}
+RESULTS = Mutator([RESULT, {"steps": 7}, {"steps": 0, "evaluation": {"mse": 0.1}}])
+WEIGHTS = "/r/attempts/a/weights.safetensors"
+FINISHED = {"event": "finished", "attempt": "A", "result": RESULT, "weights": WEIGHTS, "bytes": 9}
+EVENT_LINES = Mutator(
+    [
+        FINISHED,
+        {"event": "progress", "attempt": "A", "steps": 3, "seconds": 1.5, "loss": 0.5},
+        {"event": "exited", "attempt": "A", "code": 1, "why": "exited", "log": "Traceback\nboom"},
+        {"answer": 1, "attempts": {}, "python": "3.11"},
+        {"answer": 1, "attempts": {"A": {"worker": "0-0-1-e1", "warm": True}}},
+    ],
+    ["A", "superseded", "error"],
+)
+
+
+class MemoryJournal:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def append(self, event: Event) -> None:
+        content = msgspec.json.encode(event)
+        assert msgspec.json.decode(content, type=EVENTS[type(event).__name__]) == event
+        self.events.append(event)
+
+
+class Takes:
+    """Merges nothing: accepts all."""
+
+    def consolidate(self, inputs: Any, base: str | None, rules: Any) -> Consolidated:
+        return Consolidated("m" * 64, 9, tuple(i.attempt for i in inputs), ())
+
+
+class Inline:
+    """An executor of the calling thread."""
+
+    def submit(self, action: Any) -> Future[None]:
+        done: Future[None] = Future()
+        action()
+        return done
+
+
+class Silence:
+    """A stream on which nothing is ever heard, nor waited for."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        self._content = content
+
+    def read(self, size: int) -> bytes:
+        chunk, self._content = self._content[:size], self._content[size:]
+        return chunk
+
+    def write(self, content: bytes | memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Link(AgentLink):
+    """A link that hears what it is told to, without a thread."""
+
+    def __init__(self, answer: Message) -> None:
+        self._wire, self._answer = Wire(Silence()), answer
+
+    def ask(self, do: str, timeout_s: float = 30.0, **fields: Any) -> Message:
+        return self._answer
+
+    def tell(self, do: str, **fields: Any) -> None: ...
+
+
+class Pulls:
+    """A connection to a node whose every file is the same checkpoint."""
+
+    def __init__(self, answer: Message) -> None:
+        self.node, self.directory, self._answer = NODE, "/r", answer
+
+    def open_agent(self, *_: Any) -> AgentLink:
+        return Link(self._answer)
+
+    def place(self, launch: Launch) -> Launch:
+        return launch
+
+    def push(self, digest: str) -> str:
+        return digest
+
+    def pull(self, path: str, size: int) -> str:
+        assert isinstance(path, str) and isinstance(size, int)
+        return "w" * 64
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Rig:
+    """A head's side of one copy: its node's hand, and the tracker that takes what it reports."""
+
+    def __init__(self, answer: Message | None = None) -> None:
+        self.journal, self.reports = MemoryJournal(), list[Any]()
+        state = RunState([JOB])
+        mix = Mix("m", (JOB,))
+        self.tracker = Tracker(mix, ["n"], state, self.journal, Takes(), lambda: 1.0, Observers())
+        self.tracker.record(events.HeadStarted(0.0, 1))
+        self.tracker.plan_round([Stint(0, "n", 20)])
+        self.order: CopyOrder = self.tracker.hand_out(Stint(0, "n", 20), 5.0, [20])
+        self.hand = NodeHand(
+            Pulls(answer or {"attempts": {}, "warm": False}), 1, self.reports.append
+        )
+        self.hand._thread.shutdown()
+        self.hand._thread = Inline()  # type: ignore[assignment]
+        self.hand._closing.set()  # it mends nothing here: nobody would wait for it
+        self.hand._closing.is_set = lambda: False  # type: ignore[method-assign]
+        self.hand.start(self.order)
+
+    def hear(self, message: Message) -> None:
+        self.hand._on_event(message)
+        for report in self.reports:
+            self._take(report)
+
+    def _take(self, report: Any) -> None:
+        match report:
+            case HandedIn():
+                if self.tracker.handed_in(report) and report.result.steps:
+                    self.tracker.commit(self.tracker.state.jobs[0])
+            case Failed():
+                self.tracker.failed(report)
+            case Progressed():
+                assert type(report.steps) is int and report.steps >= 0
+                assert math.isfinite(report.seconds)
+                assert report.loss is None or math.isfinite(report.loss)
+            case NodeGone():
+                assert isinstance(report.why, str)
+            case _:
+                raise AssertionError(report)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the head knows what became of the copy."""
+        return not self.tracker.is_under_way(self.order.attempt)
+
+    def outcome(self) -> str:
+        """Nothing counts that was not ordered, whatever was said."""
+        job = self.tracker.state.jobs[0]
+        assert job.done <= self.order.steps and len(job.done) <= 20
+        lost = [event for event in self.journal.events if isinstance(event, events.CopyLost)]
+        assert all(len(event.log) <= 4000 and len(event.why) <= 1100 for event in lost)
+        assert all(event.why.isprintable() for event in lost)
+        finished = [
+            event for event in self.journal.events if isinstance(event, events.CopyFinished)
+        ]
+        assert len(lost) + len(finished) <= 1
+        for event in finished:
+            assert StepSet.of(event.slices) <= self.order.steps
+            assert event.stopped.isprintable() and len(event.stopped) <= 80
+            assert all(name.isprintable() for name in event.quality or ())
+        return TAKEN if finished else REFUSED
+
+
+def heard(line: bytes) -> Message | None:
+    """A line of the agent's as the head's wire reads it, None where the link is lost over it."""
+    try:
+        return Wire(Silence(MARK.encode() + line + b"\n")).receive()
+    except LinkLostError:
+        return None
+
+
+class Results:
+    """result.json as a script leaves it, by way of the agent."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "result.json"
+
+    def examine(self, document: Any) -> str:
+        self._path.write_bytes(to_json(document))
+        os.utime(self._path, (0, 0))  # or else it may seem half written
+        found = agent._read_result(self._path)
+        assert found is not None
+        message = {"event": "finished", "attempt": "A", "result": found, "weights": WEIGHTS}
+        rig = Rig()
+        told = heard(to_json({**message, "attempt": rig.order.attempt, "bytes": 9}))
+        if told is None:
+            return REFUSED
+        rig.hear(told)
+        outcome = rig.outcome()
+        assert rig.is_settled
+        return outcome
+
+
+def examine_event(document: Any) -> str:
+    """Anything an agent may say, as an event of the copy's or as the answer to all requests."""
+    told = heard(to_json(document))
+    if told is None:
+        return REFUSED
+    rig = Rig(told if "answer" in told else None)
+    attempts = told.get("attempts")
+    if isinstance(attempts, dict) and "A" in attempts:
+        told = {**told, "attempts": {**attempts, rig.order.attempt: attempts["A"]}}
+        rig = Rig(told)
+    if told.get("attempt") == "A":
+        told = {**told, "attempt": rig.order.attempt}
+    if "event" in told:
+        rig.hear(told)
+        rig.hear(told)  # saying it again changes nothing
+    else:
+        rig.hear(FINISHED | {"attempt": rig.order.attempt})
+    return rig.outcome()
+
+
+# -- frames: files under way ---------------------------------------------------------------------
+
+DIGEST = "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9"  # of "0"
+CONVERSATIONS = Mutator(
+    [
+        [{"bytes": 1}, "0", {"sha256": DIGEST}],
+        [{"offset": 0}, {"have": True, "path": "/x"}],
+        [{"have": True, "path": "/x"}],
+        [{"ready": True, "python": "3.11"}, {"needs": "code"}, {"error": "no", "superseded": True}],
+    ],
+    ["error", "superseded", "bytes", "offset", "sha256"],
+)
+
+
+def make_frames(dice: Random) -> tuple[str, bytes]:
+    said = CONVERSATIONS.make(dice)
+    lines = []
+    for part in said if isinstance(said, list) else [said]:
+        if isinstance(part, str):
+            lines.append(part.encode(errors="replace")[:1])
+        elif dice.random() < 0.05:
+            lines.append(b"Welcome to the lab!\x1b[2J\n")
+        else:
+            lines.append(MARK.encode() + to_json(part) + b"\n")
+    content = b"".join(lines)
+    if dice.random() < 0.2:
+        content = break_bytes(content, dice)
+    return dice.choice(("get", "put", "ask")), content
+
+
+class Frames:
+    def __init__(self, folder: Path) -> None:
+        self._scratch, self._source = folder / "scratch", folder / "source"
+        self._source.write_bytes(b"0")
+
+    def examine(self, made: tuple[str, bytes]) -> str:
+        do, content = made
+        session = TransferSession(Wire(Silence(content)))
+        self._scratch.unlink(missing_ok=True)
+        try:
+            if do == "get":
+                assert session.get("/there", self._scratch) == DIGEST
+                assert self._scratch.read_bytes() == b"0"
+            elif do == "put":
+                path, sent = session.put(self._source, DIGEST, "/d")
+                assert isinstance(path, str) and isinstance(sent, bool)
+            else:
+                assert isinstance(session.ask("keep"), dict)
+        except HadarError as error:
+            assert str(error).isprintable() and len(str(error)) < 1500, error
+            if self._scratch.exists():
+                assert self._scratch.stat().st_size <= len(content)
+            return REFUSED
+        return TAKEN
+
+
+# -- visits: hadar check and its kin -------------------------------------------------------------
+
+GPU = {"index": 0, "model": "RTX 3090", "memory_mb": 24576.0, "others_mb": 10.0, "others": ["eve"]}
+FACTS = {
+    "now": 1.7e9,
+    "minute_of_day": 600,
+    "hostname": "box",
+    "system": "Linux 6",
+    "python": "3.11.2",
+    "executable": "/usr/bin/python3",
+    "cores": 8,
+    "disk": {"path": "/home", "free_bytes": 10**11, "total_bytes": 10**12},
+    "gpus": [{**GPU, "pcie": 4}, {**GPU, "index": 1, "model": "Unknown 9", "pcie": None}],
+    "gpu_problem": None,
+}
+TORCH = {"torch": "2.4", "safetensors": "0.4", "cuda": "12.1", "problem": None}
+KERNELS = {"kernels": [{"index": 0, "problem": None}, {"index": 1, "problem": "computes wrongly"}]}
+LEFT = {"bytes": 5, "processes": 1, "code_bytes": 2, "runs": []}
+ERRORS = ["error", "superseded"]
+VISITS = {
+    "facts": Mutator([FACTS], ERRORS),
+    "torch": Mutator([TORCH], ERRORS),
+    "kernels": Mutator([KERNELS], ERRORS),
+    "leftovers": Mutator([LEFT], ERRORS),
+    "remove": Mutator([{"before": LEFT, "after": LEFT}, {"driven": ["run-1"]}], ERRORS),
+}
+LISTED = Node(
+    "n", "h", gpus=(Gpu("RTX 3090", 1.0, 24.0),) * 2, max_gpu_mem=0.1, hours="19:00-07:00"
+)
+
+
+def make_visit(dice: Random) -> tuple[str, bytes]:
+    do = dice.choice(list(VISITS))
+    return do, MARK.encode() + to_json(VISITS[do].make(dice)) + b"\n"
+
+
+def examine_visit(made: tuple[str, bytes]) -> str:
+    do, content = made
+    visit = Visit(LISTED, Wire(Silence(content)), Path("/runs"))
+    seen = inspection.Inspection(LISTED)
+    try:
+        match do:
+            case "facts":
+                seen.facts = inspection.read_facts(visit)
+                seen.clock_skew_s = seen.facts.now - 1.7e9
+                inspection._judge(seen, seen.facts)
+                identify(LISTED, seen.facts.gpus)
+            case "torch":
+                seen.torch = inspection.read_as(visit.ask("torch"), inspection.Torch)
+                list(inspection._torch_problems(LISTED, seen.torch))
+            case "kernels":
+                found = inspection.read_as(visit.ask("kernels"), inspection._Kernels)
+                seen.kernels = found.kernels
+                list(inspection._gpu_problems(seen))
+            case "leftovers":
+                visit.leftovers()
+            case _:
+                visit.tidy(do, None, ())
+    except HadarError as error:
+        assert str(error).isprintable() and len(str(error)) < 1500, error
+        return REFUSED
+    return TAKEN
+
+
+# -- checkpoints' headers ------------------------------------------------------------------------
+
+HEADER = {
+    "__metadata__": {"hadar": '{"optimizer": {}}', "format": "pt"},
+    "model/0/weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "model/0/bias": {"dtype": "BF16", "shape": [3], "data_offsets": [24, 30]},
+    "step": {"dtype": "I64", "shape": [], "data_offsets": [30, 38]},
+    "empty": {"dtype": "U8", "shape": [0, 4], "data_offsets": [38, 38]},
+}
+HEADERS = Mutator(
+    [HEADER, {"w": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}, {}],
+    ["F16", "I8", "dtype", "shape", "data_offsets", "__metadata__"],
+)
+
+
+def make_checkpoint(dice: Random) -> bytes:
+    document = HEADERS.make(dice)
+    text = to_json(document)
+    if dice.random() < 0.1:
+        text = break_bytes(text, dice)
+    length = len(text)
+    if dice.random() < 0.03:
+        length = dice.choice((0, 1, length - 1, length + 1, 2**63, 2**64 - 1, 16 << 20))
+    size = _announced(document) + (dice.choice((-1, 1, 8)) if dice.random() < 0.1 else 0)
+    return max(0, length).to_bytes(8, "little") + text + bytes(max(0, size))
+
+
+def _announced(document: Any) -> int:
+    """Bytes of data, if the document can be believed."""
+    entries = document.values() if isinstance(document, dict) else ()
+    ends = [entry.get("data_offsets") for entry in entries if isinstance(entry, dict)]
+    known = [pair[1] for pair in ends if isinstance(pair, list) and len(pair) == 2]
+    return max((end for end in known if type(end) is int and end < 1000), default=0)
+
+
+class Headers:
+    """What is taken, the safetensors package takes as well, and for the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "c.safetensors"
+
+    def examine(self, content: bytes) -> str:
+        self._path.write_bytes(content)
+        try:
+            with Checkpoint(self._path) as checkpoint:
+                tensors = checkpoint.tensors
+                data = {name: checkpoint.read(name).tobytes() for name in tensors}
+        except CheckpointError as error:
+            assert str(error).isprintable() and len(str(error)) < 400, error
+            return REFUSED
+        theirs = dict(safetensors.deserialize(content))
+        assert theirs.keys() == tensors.keys()
+        for name, entry in theirs.items():
+            assert tuple(entry["shape"]) == tensors[name].shape
+            assert bytes(entry["data"]) == data[name]
+        return TAKEN
