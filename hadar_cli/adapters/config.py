@@ -383,14 +383,8 @@ _JOB_FIELDS: dict[str, Reader[Any]] = {
 }
 
 _TAKEN_AS_GIVEN = (
-    "workload",
-    "model_size",
-    "dataset_size",
-    "gpus",
-    "elastic",
-    "arrives_s",
-    "retry",
-    "fork",
+    *("workload", "model_size", "dataset_size", "gpus"),
+    *("elastic", "arrives_s", "retry", "fork"),
 )
 
 _MIX = record(

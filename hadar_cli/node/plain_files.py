@@ -6,6 +6,7 @@ without an end. None of them may be followed, waited for or read whole.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -18,7 +19,12 @@ _LARGEST_JSON = 1 << 18
 
 def open_plain(path: str | Path) -> io.FileIO:
     """The file for reading; raises ValueError where it is none that could be read to its end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link, a socket, a device
+            raise ValueError(f"{path} is no plain file") from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ValueError(f"{path} is no plain file")

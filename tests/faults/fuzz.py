@@ -56,10 +56,10 @@ class Tally:
 
 def targets(folder: Path) -> dict[str, Target]:
     """All targets, with a folder of their own to put files in."""
-    from tests.faults import fuzz_files, fuzz_nodes
+    from tests.faults import fuzz_files, fuzz_nodes, fuzz_traces, fuzz_wire
 
-    found = [*fuzz_files.targets(folder), *fuzz_nodes.targets(folder)]
-    return {target.name: target for target in found}
+    modules = (fuzz_files, fuzz_traces, fuzz_nodes, fuzz_wire)
+    return {target.name: target for module in modules for target in module.targets(folder)}
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
