@@ -17,17 +17,24 @@ _RENEW_EVERY_S = 3.0
 
 
 class NodeExecutor:
-    """Devices of several nodes behind the executor port; no node waits for another."""
+    """Devices of several nodes behind the executor port; no node waits for another.
+
+    ``imports`` is what every node's nursery imports while the first round is still being planned.
+    """
 
     tick_s = 0.5
     prolongs = False  # handing in at the slot's end is also the checkpoint
 
     def __init__(
-        self, connections: Sequence[Connection], epoch: int, clock_starts_at: float
+        self,
+        connections: Sequence[Connection],
+        epoch: int,
+        clock_starts_at: float,
+        imports: Sequence[str] = (),
     ) -> None:
         self._clock_zero = time.monotonic() - clock_starts_at
         self._reports: queue.Queue[Report | HadarError] = queue.Queue()
-        self._nodes = [NodeHand(c, epoch, self._reports.put) for c in connections]
+        self._nodes = [NodeHand(c, epoch, self._reports.put, imports) for c in connections]
         self._by_device = {d.name: node for node in self._nodes for d in node.devices}
         self._closing = threading.Event()
         threading.Thread(target=self._renew_leases, daemon=True).start()

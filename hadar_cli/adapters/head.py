@@ -107,7 +107,8 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts) -> RunState:
     policy = registry.create(facts.mix.policy)
     journal = FileJournal(store.journal_path)
     epoch = state.epoch + 1
-    executor = NodeExecutor(connect(facts.nodes, store), epoch, state.now)
+    imports = ["torch"] if any(j.job.launch.workload for j in state.unfinished) else []
+    executor = NodeExecutor(connect(facts.nodes, store), epoch, state.now, imports)
     observer = Observers([watch(state, rates, executor.now), Housekeeper(store, state), interrupts])
     names = [device.name for device in devices]
     tracker = Tracker(

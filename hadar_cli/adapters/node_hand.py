@@ -102,8 +102,11 @@ class _Opened:
 class NodeHand:
     """One node's copies. ``tell`` takes reports, and errors that no node is to blame for."""
 
-    def __init__(self, connection: Connection, epoch: int, tell: Tell) -> None:
+    def __init__(
+        self, connection: Connection, epoch: int, tell: Tell, imports: Sequence[str] = ()
+    ) -> None:
         self._connection, self._epoch, self._tell = connection, epoch, tell
+        self._imports = list(imports)
         self.devices = connection.node.devices
         self._device = {d.name: d for d in self.devices}
         self._attempts: dict[str, _Attempt] = {}
@@ -200,6 +203,7 @@ class NodeHand:
             env=dict(self._connection.node.env),
             attempts=list(self._attempts),
             workers=[worker for _, worker in self._workers.values()],
+            imports=self._imports,
         )
         self._link, opened = link, read_as(answer, _Opened)
         for attempt, held in list(self._attempts.items()):

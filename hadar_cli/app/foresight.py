@@ -32,8 +32,8 @@ class Foresight:
     ) -> list[tuple[CopyStarted, Stint]]:
         """Those of them that the next slot's plan leaves where they are, with what it gives them.
 
-        A copy does not go on if its order, its solo phase or the next stint will be over before
-        the slot is.
+        A copy does not go on if its order or the next stint will be over before the slot is; in a
+        solo phase that others wait for, the stint is over when the phase is.
         """
         firsts = {stint.device: stint for stint in reversed(stints)}
         jobs = [stint.job for stint in firsts.values()]
@@ -44,8 +44,7 @@ class Foresight:
                 job = self._state.jobs[copy.job]
                 by_then = self._views.steps_by(copy, left)
                 fills_slot = stint.steps >= slot_s * self._rates.rate(copy.job, copy.device)
-                is_solo = self._views.is_solo(job, by_then)
-                if by_then < copy.quota and fills_slot and job.free and not is_solo:
+                if by_then < copy.quota and fills_slot and job.free:
                     chosen.append((copy, stint))
         return chosen
 

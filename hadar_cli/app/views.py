@@ -110,10 +110,6 @@ class Views:
         others_idle = len(self._state.unfinished) < len(self._devices)
         return solo_steps(self._mix.merge, job.job.target_steps, others_idle)
 
-    def is_solo(self, job: JobState, coming: int = 0) -> bool:
-        """Whether the job is in its solo phase still, once so many more steps are in."""
-        return len(job.done) + coming < self._solo_steps(job)
-
     def steps_by(self, copy: CopyStarted, later_s: float) -> int:
         """What a copy will have done of its order then; by its rate, if it has told nothing yet."""
         rate, told = self._rates.rate(copy.job, copy.device), self._occupancy.progress

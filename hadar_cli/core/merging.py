@@ -14,7 +14,7 @@ from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
-_HURRIED = 0.2  # of the solo phase, where the other devices have nothing else to do
+_HURRIED = 0.05  # of the solo phase, where the other devices have nothing else to do
 _LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "nll", "wer", "fid")
 OUTLYING = 10.0  # an update this many times longer than the others' is no training
 

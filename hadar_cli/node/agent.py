@@ -58,10 +58,10 @@ class Superseded(Exception):
 class Agent:
     """One head's session on one node for one run."""
 
-    def __init__(self, run: Path, epoch: int, lease_s: float) -> None:
+    def __init__(self, run: Path, epoch: int, lease_s: float, imports: list[str]) -> None:
         self._run, self._lease_s = run, lease_s
         self._fence = {"epoch": epoch, "session": secrets.token_hex(8)}
-        self._nursery = _Nursery(run / "nursery.log")
+        self._nursery = _Nursery(run / "nursery.log", imports)
         self._active: dict[str, Path] = {}  # attempt -> its worker's directory
         self._since: dict[str, float] = {}
         self._told_progress: dict[str, tuple[float, int]] = {}
@@ -80,7 +80,8 @@ class Agent:
         with _locked(run):
             if int((_read_json(run / "fence.json") or {"epoch": 0})["epoch"]) > request["epoch"]:
                 raise Superseded("a newer head has taken over this run")
-            agent = cls(run, int(request["epoch"]), float(request["lease_s"]))
+            lease_s, imports = float(request["lease_s"]), request.get("imports", [])
+            agent = cls(run, int(request["epoch"]), lease_s, imports)
             write_atomically(run / "fence.json", agent._fence)
             agent.renew()
         known = agent._adopt(request["attempts"])
@@ -262,10 +263,10 @@ class Agent:
 class _Nursery:
     """The process that workers are forked from; it ends when this one does."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, imports: list[str]) -> None:
         with log.open("ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(Path(__file__).with_name("nursery.py"))],
+                [sys.executable, "-I", str(Path(__file__).with_name("nursery.py")), *imports],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=file,

@@ -1,11 +1,12 @@
 """Where workers are born: torch is imported once a node, and every worker starts as a fork of it.
 
-    python -I nursery.py
+    python -I nursery.py [torch]
 
-Reads one JSON per line, ``{"directory": …, "spec": {…}}``, and starts a supervisor for each. It
-ends with its agent; the supervisors and their workers do not. A fork takes milliseconds where a
-new interpreter takes the seconds that importing torch does. It never touches a GPU itself, so
-that every worker may still choose its own.
+Imports torch at once if told to, else when a worker's script speaks of it. Reads one JSON per
+line, ``{"directory": …, "spec": {…}}``, and starts a supervisor for each. It ends with its agent;
+the supervisors and their workers do not. A fork takes milliseconds where a new interpreter takes
+the seconds that importing torch does. It never touches a GPU itself, so that every worker may
+still choose its own.
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ from hadar_cli.node.supervisor import WorkerSpec, supervise
 
 
 def main() -> None:
+    if "torch" in sys.argv[1:]:
+        _import_torch()
     for line in sys.stdin.buffer:
         request = json.loads(line)
         spec = WorkerSpec(**request["spec"])
         if _speaks_of_torch(spec.argv[1:]):
-            with suppress(ImportError):  # the script will say so itself, in its log
-                import hadar_cli.node.training  # noqa: F401
+            _import_torch()
         _detach(Path(request["directory"]), spec)
+
+
+def _import_torch() -> None:
+    with suppress(ImportError):  # the script will say so itself, in its log
+        import hadar_cli.node.training  # noqa: F401
 
 
 def _speaks_of_torch(words: list[str]) -> bool:

@@ -126,7 +126,9 @@ class World:
             # Known here only: nobody else is to meet it among the policies.
             stack.enter_context(patch.dict(registry._POLICIES, {Whims.name: Whims}))
             for name, stand_in in {
-                "NodeExecutor": lambda _, epoch, starts_at: self._executor(epoch, starts_at),
+                "NodeExecutor": lambda _, epoch, starts_at, *_imports: self._executor(
+                    epoch, starts_at
+                ),
                 "connect": lambda *_: [],
                 "find_objections": lambda *_: {},
                 "lower_bound": lambda *_: None,
