@@ -53,6 +53,9 @@ class Visitor:
             self.node.asked.append(json.loads(line))
             yield self.node.asked[-1]
 
+    def take(self, count: int) -> bytes:
+        return bytes(self._in.read(count))
+
     def flood(self, content: bytes, seconds: float = 60.0) -> None:
         """Sends the same over and over until nobody takes it any more."""
         deadline = time.monotonic() + seconds
