@@ -141,10 +141,9 @@ class Bar:
     high: float | None = None
 
 
-def bars(title: str, label: str, groups: Sequence[str], series: Mapping[str, Sequence[Bar]]) -> str:
+def bars(title: str, y: Axis, groups: Sequence[str], series: Mapping[str, Sequence[Bar]]) -> str:
     """Groups of bars side by side; a bar with a range has it drawn over it."""
-    tallest = [bar.high or bar.value for row in series.values() for bar in row]
-    frame = _Frame(title, None, axis(label, tallest))
+    frame = _Frame(title, None, y)
     room = (WIDTH - LEFT - RIGHT) / len(groups)
     width = min(36.0, 0.8 * room / len(series))
     for colour, (number, row) in zip(COLOURS, enumerate(series.values()), strict=False):
@@ -163,6 +162,10 @@ def bars(title: str, label: str, groups: Sequence[str], series: Mapping[str, Seq
     swatch = '<path d="M{{x}} {{y}}h14" stroke="{}" stroke-width="12"/>'
     frame.legend(list(series), [swatch.format(colour) for colour in COLOURS[: len(series)]])
     return frame.svg()
+
+
+def tallest(series: Mapping[str, Sequence[Bar]]) -> list[float]:
+    return [bar.high or bar.value for row in series.values() for bar in row]
 
 
 def _range(line: Callable[..., None], x: float, low: float, high: float) -> None:

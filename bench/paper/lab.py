@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from bench.paper.charts import Bar, bars
+from bench.paper.charts import Bar, axis, bars, tallest
 from bench.paper.section import ROOT, Setting, Text, mix_name
 from bench.paper.shelf import Shelf
 from hadar_cli.adapters.fitting import scenario_like
@@ -140,7 +140,8 @@ def write(found: Measured, text: Text) -> None:
     _shares(found, text)
     series = {p: [Bar(one.ttd_s) for one in each.values()] for p, each in found.items()}
     mixes = [mix_name(mix) for mix in next(iter(found.values()))]
-    text.picture("lab", "TTD on the SSH lab", bars("TTD over real SSH", "seconds", mixes, series))
+    svg = bars("TTD over real SSH", axis("seconds", tallest(series)), mixes, series)
+    text.picture("lab", "TTD on the SSH lab", svg)
     _judge(found, text)
 
 

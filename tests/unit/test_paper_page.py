@@ -80,7 +80,7 @@ def test_plots_are_well_formed_and_show_every_series(picture):
         svg = lines("t", axis("x", [1, 10], is_log=True), axis("y", [1, 3]), points)
         shape = "polyline"
     else:
-        svg = bars("t", "s", ["g"], {"a & b": [Bar(1.0, 0.5, 2.0)], "c": [Bar(2.0)]})
+        svg = bars("t", axis("s", [2.0]), ["g"], {"a & b": [Bar(1.0, 0.5, 2.0)], "c": [Bar(2.0)]})
         shape = "rect"
     root = ElementTree.fromstring(svg)
     assert len(root.findall(f"{{*}}{shape}")) == (2 if picture == "lines" else 3)
