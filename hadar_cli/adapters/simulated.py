@@ -207,8 +207,14 @@ class NoWeights:
         return Consolidated(accepted[-1], 0, accepted, ())
 
 
-class MemoryJournal:
+class NoJournal:
     """A journal for runs that nobody will resume."""
+
+    def append(self, event: Event) -> None: ...
+
+
+class MemoryJournal:
+    """A journal for runs that somebody will look into."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

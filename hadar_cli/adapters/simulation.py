@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hadar_cli.adapters.simulated import Costs, MemoryJournal, NoWeights, SimulatedExecutor
+from hadar_cli.adapters.simulated import Costs, NoJournal, NoWeights, SimulatedExecutor
 from hadar_cli.adapters.traces import Throughputs
 from hadar_cli.app.ports import Observer, Progressed
 from hadar_cli.app.rounds import RoundLoop
@@ -170,7 +170,8 @@ class TableSpeeds:
         self._packed, self._spread = table.matrices(jobs, self._site.kinds)
         self._loses = loses
         self._slow: dict[tuple[str, ...], bool] = {}
-        self._asked: tuple[Sequence[Job], list[int]] = ((), [])  # jobs of the last question
+        self._asked: Sequence[Job] = ()  # in the last question, with its answer
+        self._answer = self._packed, self._spread
 
     def gang(self, job: int, devices: tuple[str, ...]) -> float:
         rates = (self._spread if self._is_slow(devices) else self._packed)[self._row[job]]
@@ -199,10 +200,10 @@ class TableSpeeds:
     def by_kind(
         self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]
     ) -> tuple[Matrix, Matrix | None]:
-        if jobs is not self._asked[0]:
-            self._asked = jobs, [self._row[job.id] for job in jobs]
-        rows = self._asked[1]
-        packed, spread = self._packed[rows], self._spread[rows] if self._loses else None
+        if jobs is not self._asked:
+            rows = np.array([self._row[job.id] for job in jobs])
+            self._asked, self._answer = jobs, (self._packed[rows], self._spread[rows])
+        packed, spread = self._answer[0], self._answer[1] if self._loses else None
         if tuple(kinds) == self._site.kinds:
             return packed, spread
         columns = [self._site.kinds.index(kind) for kind in kinds]
@@ -271,7 +272,7 @@ def play(
 ) -> None:
     """Drives the state's run to its end on paper, by the same loop as a real one."""
     names = [device.name for device in devices]
-    tracker = Tracker(mix, names, state, MemoryJournal(), NoWeights(), executor.now, observer)
+    tracker = Tracker(mix, names, state, NoJournal(), NoWeights(), executor.now, observer)
     loop = RoundLoop(mix, devices, policy, executor, tracker, rates, observer)
     tracker.record(events.HeadStarted(executor.now(), state.epoch + 1))
     loop.run()
@@ -287,18 +288,22 @@ class _Watched:
         self.changed = 0
         self._planned: set[tuple[int, tuple[str, ...]]] = set()  # gangs by job
         self._held: set[tuple[int, tuple[str, ...]]] = set()
+        self._last: list[Stint] = []
 
     def plan(self, view: ClusterView) -> list[Stint]:
         began = time.perf_counter()
         stints = self._policy.plan(view)
         self.seconds.append(time.perf_counter() - began)
-        self._planned = {(stint.job, stint.devices) for stint in stints}
+        if stints is not self._last:
+            self._last, self._planned = stints, {(stint.job, stint.devices) for stint in stints}
         if view.seconds < view.slot_s:
             self._held |= self._planned
         return stints
 
     def begin_round(self) -> None:
         """The last plan is now in force: is it another than the one before?"""
+        if self._planned is self._held:
+            return
         jobs = self._state.jobs
         before = {gang for gang in self._held if not jobs[gang[0]].is_trained}
         self.changed += self._planned != before

@@ -57,7 +57,7 @@ class Occupancy:
 
     def copies(self) -> list[CopyStarted]:
         """The copies that train now."""
-        return [self._state.started[attempt] for attempt in set(self.busy.values())]
+        return [self._state.started[attempt] for attempt in dict.fromkeys(self.busy.values())]
 
     def awaited(self, job: JobState) -> list[CopyStarted]:
         """The job's copies that its next merge waits for."""

@@ -188,14 +188,17 @@ class RoundLoop:
 
     def _reassign(self, stints: Sequence[Stint]) -> list[Stint]:
         """Leaves gangs that stay together at work, recalls the others; returns what is to start."""
-        stays = {(stint.job, stint.devices) for stint in stints}
-        held = {(c.job, c.devices): c.attempt for c in self._held.copies()}
-        recalled = {attempt for gang, attempt in held.items() if gang not in stays}
+        copies = self._held.copies()
+        held = {copy.job: copy.devices for copy in copies}
+        stays = {stint.job: stint.devices for stint in stints}
+        if stays == held:
+            return []
+        recalled = {c.attempt for c in copies if stays.get(c.job) != c.devices}
         self._executor.recall(sorted(recalled))
-        while recalled & set(self._held.busy.values()):
+        while not recalled.isdisjoint(self._held.busy.values()):
             for report in self._executor.wait(self._executor.now() + self._executor.tick_s):
                 self._take(report)
-        return [stint for stint in stints if (stint.job, stint.devices) not in held]
+        return [stint for stint in stints if held.get(stint.job) != stint.devices]
 
     def _keep_devices_busy(self) -> None:
         """Starts what is next on every idle device; plans more where a list has run out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hadar_cli.core.merging import effective_steps, lr_scale, n_eff
+from hadar_cli.core.merging import lr_scale
 
 
 def worth(steps: Sequence[float], lr_scale_rule: str) -> float:
@@ -17,7 +17,11 @@ def worth(steps: Sequence[float], lr_scale_rule: str) -> float:
     A mean moves the model by Στ²/Στ steps, times the factor on the copies' learning rate: under
     ``linear`` that is Στ, all steps; under ``none`` less than the fastest copy did on its own.
     """
-    return effective_steps(steps) * lr_scale(lr_scale_rule, n_eff(steps))
+    return _worth(sum(steps), sum(tau * tau for tau in steps), lr_scale_rule)
+
+
+def _worth(total: float, squares: float, lr_scale_rule: str) -> float:
+    return squares / total * lr_scale(lr_scale_rule, total**2 / squares) if squares else 0.0
 
 
 def forks_that_pay(
@@ -35,10 +39,11 @@ def forks_that_pay(
     # is the fastest few among those that cost no more than some bound.
     for bound in sorted({costs_s[i] for i in by_rate}):
         affordable = [i for i in by_rate if costs_s[i] <= bound]
-        for count in range(2, len(affordable) + 1):
-            chosen = affordable[:count]
-            pace = worth([rates[i] * interval_s for i in chosen], lr_scale_rule)
-            pace /= interval_s + max(costs_s[i] for i in chosen)
-            if pace > most:
-                best, most = tuple(chosen), pace
+        total = squares = cost_s = 0.0
+        for count, i in enumerate(affordable, start=1):
+            steps = rates[i] * interval_s
+            total, squares, cost_s = total + steps, squares + steps**2, max(cost_s, costs_s[i])
+            pace = _worth(total, squares, lr_scale_rule) / (interval_s + cost_s)
+            if count > 1 and pace > most:
+                best, most = tuple(affordable[:count]), pace
     return best

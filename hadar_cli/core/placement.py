@@ -7,9 +7,9 @@ a restart costs them seconds, and a spread gang may run at a third of its speed.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from typing import TypeAlias
 
 from hadar_cli.core.model import Device
@@ -98,8 +98,7 @@ def place(
     waiting: list[tuple[int, int]] = []  # a heap, the widest gang first
     for job, allocation in allocations.items():
         held = previous.get(job, ())
-        known = all(name in site.home for name in held)
-        if held and known and site.counts(held) == tuple(allocation):
+        if held and site.home.keys() >= set(held) and site.counts(held) == allocation:
             floor.seat(job, held)
         else:
             heapq.heappush(waiting, (-sum(allocation), job))
@@ -125,13 +124,13 @@ class _Floor:
             holes[len(shelf.devices)][s] = None
         self.seats: dict[int, tuple[str, ...]] = {}
 
-    def seat(self, job: int, devices: Sequence[str]) -> None:
-        self.seats[job] = (*self.seats.get(job, ()), *devices)
-        for name in devices:
-            s = self._site.home[name]
-            self._shift(s, -1)
-            del self._free[s][name]
-            self._guests[s][job] = self._guests[s].get(job, 0) + 1
+    def seat(self, job: int, devices: tuple[str, ...]) -> None:
+        self.seats[job] = self.seats.get(job, ()) + devices
+        for s, names in self._by_shelf(devices):
+            self._shift(s, -len(names))
+            for name in names:
+                del self._free[s][name]
+            self._guests[s][job] = self._guests[s].get(job, 0) + len(names)
 
     def admit(self, job: int, allocation: Allocation) -> list[int]:
         """Seats a gang, best fit; returns the smaller jobs that had to give way."""
@@ -147,7 +146,7 @@ class _Floor:
                     for guest in guests:
                         self._unseat(guest)
                     moved += guests
-                taken = list(self._free[s])[:left]
+                taken = tuple(self._free[s])[:left]
                 self.seat(job, taken)
                 left -= len(taken)
         return moved
@@ -180,11 +179,15 @@ class _Floor:
         return best[1], best[2]
 
     def _unseat(self, job: int) -> None:
-        for name in self.seats.pop(job):
-            s = self._site.home[name]
-            self._shift(s, +1)
-            self._free[s][name] = None
+        for s, names in self._by_shelf(self.seats.pop(job)):
+            self._shift(s, len(names))
+            self._free[s] |= dict.fromkeys(names)
             self._guests[s].pop(job, None)
+
+    def _by_shelf(self, devices: tuple[str, ...]) -> Iterator[tuple[int, Sequence[str]]]:
+        """Runs of devices on the same shelf, of which there is mostly one."""
+        for s, names in groupby(devices, self._site.home.__getitem__):
+            yield s, list(names)
 
     def _shift(self, s: int, change: int) -> None:
         """Moves a shelf to the holes of its new size."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, log
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from hadar_cli.core.queue import FloatArray, IntArray, Queue
 # one blurs prices by about its inverse, well under what a change of devices costs a job.
 STAGES = (8.0, 32.0, 128.0, 400.0)
 STEPS = 40
-WARM_STEPS = 6  # of the last two stages only: the next round goes on from there
+WARM_STAGES = (200.0,)  # the next round goes on from the last one's prices, which are nearly right
+WARM_STEPS = 6
 TOLERANCE = 1e-2  # of the loads, in ln units; at the last stage 1/400 of it in the prices
 FLOOR = 1e-9  # of the largest price: a kind that nobody wants stays a bargain, not a gift
 
@@ -61,24 +63,41 @@ def _classes(rates: FloatArray, remaining: FloatArray) -> tuple[FloatArray, Floa
 
 
 def _ascend(lam: FloatArray, work: FloatArray, c: FloatArray, is_cold: bool) -> FloatArray:
-    log_lam = np.log(lam / (lam @ c))
+    log_lam = np.log(lam / (lam @ c)).tolist()
     log_work = np.log(work)
-    finite_work = np.where(np.isfinite(work), work, 0.0)
-    stages, steps = (STAGES, STEPS) if is_cold else (STAGES[-2:], WARM_STEPS)
+    load = np.where(np.isfinite(work), work, 0.0) / c[:, None]  # of each device, if all went there
+    sizes: list[float] = c.tolist()
+    stages, steps = (STAGES, STEPS) if is_cold else (WARM_STAGES, WARM_STEPS)
     for sharpness in stages:
         for _ in range(steps):
-            cost = log_work + log_lam[:, None]
-            weight = np.exp(sharpness * (cost.min(axis=0) - cost))
-            weight /= weight.sum(axis=0)  # where each job goes, softly, at these prices
-            loads = np.einsum("rj,rj->r", weight, finite_work) / c
-            highest = loads.max()
-            miss = np.log(np.maximum(loads, FLOOR * highest) * (len(c) / loads.sum()))
-            if highest <= FLOOR or abs(miss).max() < TOLERANCE:
+            weight = log_work + np.array(log_lam)[:, None]
+            weight *= -sharpness
+            weight -= np.maximum.reduce(weight)
+            np.exp(weight, out=weight)
+            weight /= np.add.reduce(weight)  # where each job goes, softly, at these prices
+            loads = np.einsum("rj,rj->r", weight, load).tolist()
+            if not _reprice(log_lam, loads, sizes, sharpness):
                 break
-            step = np.maximum(np.minimum(miss, 2.0), -2.0) / sharpness
-            log_lam = np.maximum(log_lam + step, log_lam.max() - 20)
-            log_lam -= np.log(np.exp(log_lam) @ c)
     return np.asarray(np.exp(log_lam))
+
+
+def _reprice(log_lam: list[float], loads: list[float], sizes: list[float], sharp: float) -> bool:
+    """Makes kinds dearer whose devices have more than their share to do, and the others cheaper.
+
+    False if all have the same. There are few kinds: plain numbers are quicker than arrays.
+    """
+    highest, mean = max(loads), sum(loads) / len(loads)
+    if highest <= FLOOR:
+        return False
+    misses = [log(max(load, FLOOR * highest) / mean) for load in loads]
+    if max(misses) < TOLERANCE and min(misses) > -TOLERANCE:
+        return False
+    moved = [p + max(-2.0, min(2.0, m)) / sharp for p, m in zip(log_lam, misses, strict=True)]
+    least = max(log_lam) - 20
+    moved = [max(price, least) for price in moved]
+    total = log(sum(n * exp(price) for n, price in zip(sizes, moved, strict=True)))
+    log_lam[:] = [price - total for price in moved]
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Nothing here names single devices; ``placement`` turns an allocation into them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -86,10 +87,14 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who runs until the slot ends, and what the policy wants to be told next time."""
+    """Who runs until the slot ends, and what the policy wants to be told next time.
+
+    Until ``until_s`` nobody need ask again, unless a job comes, ends or loses its devices.
+    """
 
     allocations: dict[int, Allocation]
     memory: Any = None
+    until_s: float = -math.inf
 
 
 class GangPolicy(Protocol):

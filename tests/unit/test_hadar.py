@@ -110,23 +110,18 @@ def test_refill_gives_what_came_free_to_the_waiting_only():
     assert list(more) == [waiting] and sum(more[waiting]) == 1
 
 
-def test_what_was_decided_holds_until_something_happens_or_some_time_has_passed():
-    queue = chance_queue(1, 50, [1, 1, 1])
+def test_a_decision_lasts_for_a_share_of_the_time_the_queue_needs():
+    queue = chance_queue(1, 50, [1, 1, 1], now_s=1000.0)
     first = Hadar().allocate(queue)
-    enough_s = 0.01 * first.memory.prices.value_s
-    running = replace(queue, running=first.allocations, remaining=queue.remaining * 0.5)
+    assert first.until_s == pytest.approx(1000.0 + 0.01 * first.memory.prices.value_s)
+    assert Hadar(rethink=0.0).allocate(queue).until_s == 1000.0
 
-    def decides_again(**changes):
-        later = replace(running, **{"now_s": 0.9 * enough_s} | changes)
-        return Hadar().allocate(later, first.memory).memory is not first.memory
 
-    assert not decides_again()
-    assert decides_again(now_s=enough_s)
-    assert decides_again(capacity=queue.capacity + 1)
-    lost = dict(list(first.allocations.items())[1:])
-    assert decides_again(running=lost)
-    fewer = running.only(np.arange(49))
-    assert Hadar().allocate(fewer, first.memory).memory is not first.memory
+def test_refill_looks_at_jobs_that_came_after_the_decision_too():
+    queue = queue_of([[1.0, 1.0]] * 4, capacity=[2, 2])
+    decision = Hadar().allocate(queue.only(np.arange(2)))
+    later = replace(queue, running=decision.allocations)
+    assert set(Hadar().refill(later, decision.memory)) == {2, 3}
 
 
 def test_memory_starts_the_next_prices():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import is_
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from hadar_cli.core.model import Device, Job
 from hadar_cli.core.placement import Placement, Site, place
 from hadar_cli.core.policies.registry import ClusterView, Stint
-from hadar_cli.core.queue import Allocation, FloatArray, GangPolicy, Queue
+from hadar_cli.core.queue import Allocation, Decision, FloatArray, GangPolicy, IntArray, Queue
 from hadar_cli.core.state import JobState
 
 
@@ -22,13 +21,16 @@ class GangScheduler:
 
     def __init__(self, policy: GangPolicy) -> None:
         self.policy = policy
-        self._memory: Any = None
         self._cluster: tuple[Device, ...] = ()
         self._site = Site.of(())
         self._capacity = self._per_node = np.zeros(0, dtype=np.int64)
         self._books = _Books()
         self._counts: dict[tuple[str, ...], Allocation] = {}
+        self._decision = Decision({})
+        self._decided_for: Sequence[JobState] = ()
+        self._stood = 0  # for so many rounds
         self._seats: Placement = {}  # what was last decided, whether or not it still runs
+        self._stints: list[Stint] = []
         self._may_move: bool = getattr(policy, "preempts", True)
 
     @property
@@ -38,36 +40,44 @@ class GangScheduler:
     def plan(self, view: ClusterView) -> list[Stint]:
         if view.cluster != self._cluster:
             self._survey(view.cluster)
-        self._books.open(view.queue)
-        running = self._allocations(view.running)
-        self._books.advance(view.now_s, running)
         if not view.queue:
             return []
-        is_new_slot = view.seconds >= view.slot_s
-        return self._decide(view, running) if is_new_slot else self._refill(view, running)
-
-    def _decide(self, view: ClusterView, running: dict[int, Allocation]) -> list[Stint]:
+        if view.seconds < view.slot_s:
+            return self._refill(view)
         seats = self._known_seats(view)
-        held = running if seats is view.running else self._allocations(seats)
-        decision = self.policy.allocate(self._queue(view, held), self._memory)
-        self._memory = decision.memory
-        self._books.count_round(decision.allocations, self._site.kinds)
+        if not self._stands(view, seats):
+            self._decide(view, seats)
+        elif seats is not view.running:  # they handed in, and go on with what is left
+            self._stints = self._as_stints(view, self._decision.allocations)
+        self._stood += 1
+        return self._stints
+
+    def _stands(self, view: ClusterView, seats: Placement) -> bool:
+        """Whether the decision was for these jobs, all are where it put them, and it lasts."""
+        is_same = view.queue is self._decided_for and seats == self._seats
+        return is_same and view.now_s < self._decision.until_s
+
+    def _decide(self, view: ClusterView, seats: Placement) -> None:
+        held = self._allocations(seats)
+        decision = self.policy.allocate(self._queue(view, held), self._decision.memory)
+        self._decision, self._decided_for = decision, view.queue
         if decision.allocations != held:
             pinned = () if self._may_move else held
             seats = place(self._site, seats, decision.allocations, pinned)
         self._seats = seats
-        return self._stints(decision.allocations, seats)
+        self._stints = self._as_stints(view, decision.allocations)
 
-    def _refill(self, view: ClusterView, running: dict[int, Allocation]) -> list[Stint]:
+    def _refill(self, view: ClusterView) -> list[Stint]:
         """Work for devices that came free; whoever runs stays where it is."""
-        self._seats = view.running
+        self._seats, self._decided_for = view.running, ()
         if len(view.queue) == len(view.running):
             return []  # nobody waits
-        new = self.policy.refill(self._queue(view, running), self._memory)
+        running = self._allocations(view.running)
+        new = self.policy.refill(self._queue(view, running), self._decision.memory)
         if not new:
             return []
         self._seats = place(self._site, view.running, running | new, pinned=running)
-        return self._stints(new, self._seats)
+        return self._as_stints(view, new)
 
     def _known_seats(self, view: ClusterView) -> Placement:
         """Who runs, and who only handed in at the slot's end, as copies on real nodes do."""
@@ -85,14 +95,21 @@ class GangScheduler:
     def _allocations(self, placed: Placement) -> dict[int, Allocation]:
         return {job: self._count(gang) for job, gang in placed.items()}
 
-    def _stints(self, jobs: Collection[int], placed: Placement) -> list[Stint]:
-        left = self._books.left(jobs)
-        gangs = [placed[job] for job in jobs]
-        return [Stint(job, g[0], n, g) for job, n, g in zip(jobs, left, gangs, strict=True)]
+    def _as_stints(self, view: ClusterView, jobs: Iterable[int]) -> list[Stint]:
+        states, seats, done = self._books.states, self._seats, view.progress
+        return [
+            Stint(job, seats[job][0], states[job].remaining - done.get(job, 0), seats[job])
+            for job in jobs
+        ]
 
     def _survey(self, cluster: tuple[Device, ...]) -> None:
         """Takes in a cluster that is new, or has lost or regained devices."""
+        self._count_rounds()
+        kinds = self._site.kinds
         self._cluster, self._site = cluster, Site.of(cluster)
+        self._decided_for = ()
+        if self._site.kinds != kinds:  # what a policy remembers goes by kinds
+            self._decision = Decision({})
         self._counts.clear()
         shape = len(self._site.kinds)
         self._capacity, self._per_node = np.zeros((2, shape), dtype=np.int64)
@@ -107,28 +124,29 @@ class GangScheduler:
             self._counts[gang] = self._site.counts(d for d in gang if d in self._site.home)
         return self._counts[gang]
 
+    def _count_rounds(self) -> None:
+        self._books.count_rounds(self._decision.allocations, self._site.kinds, self._stood)
+        self._stood = 0
+
     def _queue(self, view: ClusterView, running: Mapping[int, Allocation]) -> Queue:
-        books, rows = self._books, self._books.rows
-        rates, spread_rates = view.rates.by_kind(books.jobs, self._site.kinds, view.cluster)
-        books.remaining[rows] = [state.remaining for state in view.queue]
-        books.take_off(view.progress)
+        books, kinds = self._books, self._site.kinds
+        self._count_rounds()
+        books.open(view.queue)
+        books.serve(view.now_s, view.running)
+        rates, spread_rates = view.rates.by_kind(books.jobs, kinds, view.cluster)
         return Queue(
             now_s=view.now_s,
             slot_s=view.slot_s,
-            kinds=self._site.kinds,
+            kinds=kinds,
             capacity=self._capacity,
             per_node=self._per_node,
-            ids=books.ids[rows],
-            remaining=books.remaining[rows],
-            target=books.target[rows],
-            gang=books.gang[rows],
-            elastic=books.elastic[rows],
-            arrived_s=books.arrived_s[rows],
-            attained_s=books.attained_s[rows],
-            rounds_on=books.rounds_on(self._site.kinds),
+            remaining=books.remaining(view.progress),
+            attained_s=books.attained_s(),
+            rounds_on=books.rounds_on(kinds),
             rates=rates,
             spread_rates=spread_rates,
             running=running,
+            **books.columns,
         )
 
 
@@ -136,65 +154,81 @@ class _Books:
     """Every job met so far in columns of numbers, and what it has had of the cluster."""
 
     def __init__(self) -> None:
+        self.states: dict[int, JobState] = {}
         self._row: dict[int, int] = {}
-        self.ids = self.gang = np.zeros(0, dtype=np.int64)
-        self.elastic = np.zeros(0, dtype=np.bool_)
-        self.target = self.remaining = self.arrived_s = self.attained_s = np.zeros(0)
-        self._rounds: dict[str, FloatArray] = {}  # by kind
-        self._now_s = 0.0
-        self._states: Sequence[JobState] = ()
-        self.jobs: Sequence[Job] = ()  # that are in the queue now
-        self.rows = np.zeros(0, dtype=np.int64)  # theirs
+        self._ids = self._gang = np.zeros(0, dtype=np.int64)
+        self._elastic = np.zeros(0, dtype=np.bool_)
+        self._target = self._arrived_s = self._attained_s = np.zeros(0)
+        self._served_until_s = 0.0
+        self._kinds: list[str] = []
+        self._rounds = np.zeros((0, 0))  # jobs × kinds
+        self._queue: Sequence[JobState] = ()
+        self._rows: IntArray = np.zeros(0, dtype=np.int64)  # of the queue's jobs
+        self.jobs: Sequence[Job] = ()
+        self.columns: dict[str, Any] = {}  # of the queue, but for what changes while it stays
 
-    def open(self, states: Sequence[JobState]) -> None:
-        """Turns to the jobs of this queue, which are mostly those of the last."""
-        if states is self._states:
+    def open(self, queue: Sequence[JobState]) -> None:
+        """Turns to the jobs of this queue, which is mostly the last one itself."""
+        if queue is self._queue:
             return
-        if len(states) == len(self._states) and all(map(is_, states, self._states)):
-            self._states = states
-            return
-        self._states = states
-        self.jobs = [state.job for state in states]
-        self._enter([job for job in self.jobs if job.id not in self._row])
-        self.rows = np.array([self._row[job.id] for job in self.jobs], dtype=np.int64)
+        self._queue = queue
+        self.jobs = [state.job for state in queue]
+        self._enter([state for state in queue if state.job.id not in self._row])
+        rows = self._rows = np.array([self._row[job.id] for job in self.jobs])
+        self.columns = {
+            "ids": self._ids[rows],
+            "gang": self._gang[rows],
+            "elastic": self._elastic[rows],
+            "target": self._target[rows],
+            "arrived_s": self._arrived_s[rows],
+        }
 
-    def _enter(self, jobs: Sequence[Job]) -> None:
-        if not jobs:
+    def _enter(self, states: Sequence[JobState]) -> None:
+        if not states:
             return
+        jobs, nothing = [state.job for state in states], np.zeros(len(states))
+        self.states |= {state.job.id: state for state in states}
         self._row |= {job.id: row for row, job in enumerate(jobs, start=len(self._row))}
-        self.ids = np.append(self.ids, [job.id for job in jobs])
-        self.gang = np.append(self.gang, [job.gpus for job in jobs])
-        self.elastic = np.append(self.elastic, [job.elastic for job in jobs])
-        self.target = np.append(self.target, [float(job.target_steps) for job in jobs])
-        self.remaining = self.target.copy()
-        self.arrived_s = np.append(self.arrived_s, [job.arrives_s for job in jobs])
-        nothing = np.zeros(len(jobs))
-        self.attained_s = np.append(self.attained_s, nothing)
-        self._rounds = {kind: np.append(had, nothing) for kind, had in self._rounds.items()}
+        self._ids = np.append(self._ids, [job.id for job in jobs])
+        self._gang = np.append(self._gang, [job.gpus for job in jobs])
+        self._elastic = np.append(self._elastic, [job.elastic for job in jobs])
+        self._target = np.append(self._target, [float(job.target_steps) for job in jobs])
+        self._arrived_s = np.append(self._arrived_s, [job.arrives_s for job in jobs])
+        self._attained_s = np.append(self._attained_s, nothing)
+        self._rounds = np.pad(self._rounds, ((0, len(jobs)), (0, 0)))
 
-    def take_off(self, progress: Mapping[int, int]) -> None:
-        """Steps that are done but not committed."""
-        self.remaining[[self._row[job] for job in progress]] -= list(progress.values())
+    def remaining(self, progress: Mapping[int, int]) -> FloatArray:
+        """Steps that are not done, whether or not those that are have been committed."""
+        steps = self._target.copy()
+        steps[self._rows] = [state.remaining for state in self._queue]
+        steps[[self._row[job] for job in progress]] -= list(progress.values())
+        left: FloatArray = steps[self._rows]
+        return left
 
-    def left(self, jobs: Iterable[int]) -> list[int]:
-        steps: list[int] = self.remaining[[self._row[job] for job in jobs]].astype(int).tolist()
-        return steps
+    def serve(self, now_s: float, gangs: Placement) -> None:
+        """Those who run now did so since the last time; nobody is moved in between."""
+        elapsed_s, self._served_until_s = now_s - self._served_until_s, now_s
+        served_s = [elapsed_s * len(gang) for gang in gangs.values()]
+        self._attained_s[[self._row[job] for job in gangs]] += served_s
 
-    def advance(self, now_s: float, running: Mapping[int, Allocation]) -> None:
-        elapsed, self._now_s = now_s - self._now_s, now_s
-        if elapsed and running:
-            widths = np.array([sum(counts) for counts in running.values()])
-            self.attained_s[[self._row[job] for job in running]] += elapsed * widths
+    def attained_s(self) -> FloatArray:
+        attained: FloatArray = self._attained_s[self._rows]
+        return attained
 
-    def count_round(self, allocations: Mapping[int, Allocation], kinds: Sequence[str]) -> None:
-        rows = [self._row[job] for job in allocations]
-        for kind, counts in zip(kinds, zip(*allocations.values(), strict=True), strict=False):
-            self._rounds_on(kind)[rows] += np.array(counts) > 0
+    def count_rounds(
+        self, allocations: Mapping[int, Allocation], kinds: Sequence[str], times: int
+    ) -> None:
+        if times and allocations:
+            rows = np.array([self._row[job] for job in allocations])
+            counts = np.array(list(allocations.values()))
+            self._rounds[rows[:, None], self._columns(kinds)] += times * (counts > 0)
 
     def rounds_on(self, kinds: Sequence[str]) -> FloatArray:
-        return np.stack([self._rounds_on(kind)[self.rows] for kind in kinds], axis=1)
+        columns = self._columns(kinds)
+        return self._rounds[self._rows[:, None], columns]
 
-    def _rounds_on(self, kind: str) -> FloatArray:
-        if kind not in self._rounds:
-            self._rounds[kind] = np.zeros(len(self._row))
-        return self._rounds[kind]
+    def _columns(self, kinds: Sequence[str]) -> list[int]:
+        if new := [kind for kind in kinds if kind not in self._kinds]:
+            self._kinds += new
+            self._rounds = np.pad(self._rounds, ((0, 0), (0, len(new))))
+        return [self._kinds.index(kind) for kind in kinds]

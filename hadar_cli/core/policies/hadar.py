@@ -29,26 +29,11 @@ FIRST, NEXT, LAST = 0, 1, 2  # tiers of the order in which jobs choose
 
 @dataclass(frozen=True, slots=True)
 class HadarMemory:
-    """The last decision and the queue it was made for."""
+    """The last decision's prices, its market, and the order in which jobs chose there."""
 
     prices: FluidPrices
-    decided_s: float
-    ids: IntArray  # ascending
-    capacity: IntArray
-    allocations: dict[int, Allocation]
-
-    def still_holds(self, queue: Queue, rethink: float) -> bool:
-        """Whether nobody came, ended or lost its devices since, and it is not long ago.
-
-        The longer the queue, the slower it changes; towards the end every slot counts.
-        """
-        return (
-            queue.now_s - self.decided_s < rethink * self.prices.value_s
-            and len(queue) == len(self.ids)
-            and queue.running == self.allocations
-            and np.array_equal(queue.capacity, self.capacity)
-            and np.array_equal(np.sort(queue.ids), self.ids)
-        )
+    market: Market
+    order: IntArray
 
 
 @register
@@ -69,6 +54,7 @@ class Hadar:
     patience: float = 0.17  # this much dearer than the best, a job still keeps its devices
     restlessness: float = 0.1  # for this much more speed it moves to devices that stand idle
     choosiness: float = 0.02  # this much dearer, it takes new ones rather than wait
+    # The longer the queue, the slower it changes; towards the end every slot counts.
     rethink: float = 0.01  # of the time the queue needs: then all is decided again, come what may
 
     def __post_init__(self) -> None:
@@ -88,10 +74,6 @@ class Hadar:
             return Decision({}, memory)
         if self.prices == "paper":
             return Decision(self._by_payoff(queue, queue.capacity.tolist(), {}))
-        # Longest first, jobs of almost equal length have to take turns: they need a closer look.
-        rethink = 0.2 * self.rethink if self.objective == "makespan" else self.rethink
-        if memory and memory.still_holds(queue, rethink):
-            return Decision(memory.allocations, memory)
         start = memory.prices.per_second if memory else None
         prices = fluid_prices(queue.remaining, queue.rates, queue.capacity, start)
         market = Market(queue, prices.per_second, queue.capacity.tolist())
@@ -106,20 +88,26 @@ class Hadar:
                 market.take(j, own or market.cheapest(j, 1 + self.choosiness))
         market.backfill(order)
         market.upgrade(order, 1 + self.restlessness)
-        taken, ids = market.taken, np.sort(queue.ids)
-        return Decision(taken, HadarMemory(prices, queue.now_s, ids, queue.capacity, taken))
+        # Longest first, jobs of almost equal length have to take turns: they need a closer look.
+        rethink = 0.2 * self.rethink if self.objective == "makespan" else self.rethink
+        until_s = queue.now_s + rethink * prices.value_s
+        return Decision(market.taken, HadarMemory(prices, market, order), until_s)
 
     def refill(self, queue: Queue, memory: HadarMemory | None = None) -> dict[int, Allocation]:
         """The second pass alone, on the devices that came free."""
-        free = queue.free()
-        if memory is None:
-            return self._by_payoff(queue, free, dict(queue.running)) if len(queue) else {}
-        could_use = ~queue.is_running() & (queue.elastic | (queue.gang <= sum(free)))
-        queue = queue.only(np.flatnonzero(could_use))
-        if not len(queue) or not any(free):
+        free, waiting = queue.free(), set(queue.ids.tolist()).difference(queue.running)
+        if not waiting or not any(free):
             return {}
-        market = Market(queue, memory.prices.per_second, free)
-        market.backfill(self._order(market, memory.prices.value_s)[1])
+        if self.prices == "paper":
+            return self._by_payoff(queue, free, dict(queue.running))
+        if memory is None:
+            return {}
+        # Who waits now waited then, with the same work to do, unless it came since.
+        market, order = memory.market.reopened(free), memory.order
+        if not waiting.issubset(market.ids):
+            market = Market(queue, memory.prices.per_second, free)
+            order = self._order(market, memory.prices.value_s)[1]
+        market.backfill(order[[id_ in waiting for id_ in market.queue.ids[order].tolist()]])
         return market.taken
 
     def _order(self, market: Market, fluid_s: float) -> tuple[BoolArray, IntArray]:
@@ -149,15 +137,17 @@ class Hadar:
         Twenty devices hold two gangs of eight and waste four: left to the end, such gangs cannot
         fill the cluster, while narrow jobs beside them can at any time.
         """
-        queue = market.queue
-        wide = np.zeros(len(queue), dtype=np.bool_)
-        everything = float(market.prices @ queue.capacity)
-        for width in np.unique(queue.gang[~queue.elastic]).tolist():
-            group = (queue.gang >= width) & ~queue.elastic
+        queue, strict = market.queue, ~market.queue.elastic
+        # What all gangs of each width cost, and then all that are at least as wide.
+        cost = np.bincount(queue.gang[strict], market.cost[strict])
+        narrowest = len(cost)
+        everything, work = float(market.prices @ queue.capacity), 0.0
+        for width in np.flatnonzero(cost)[::-1].tolist():
             worth = float(market.prices @ (queue.capacity // width * width))
-            if 0 < worth < 0.999 * everything:
-                wide |= group & (market.cost[group].sum() >= self.wide * horizon * worth)
-        return wide
+            work += cost[width]
+            if 0 < worth < 0.999 * everything and work >= self.wide * horizon * worth:
+                narrowest = width
+        return strict & (queue.gang >= narrowest)
 
     def _by_payoff(
         self, queue: Queue, free: list[int], seated: dict[int, Allocation]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from functools import cached_property
 from operator import gt
 
 import numpy as np
@@ -35,14 +37,28 @@ class Market:
             self.top_rate: FloatArray = gang * rates.max(axis=1)
             self.shortest_s: FloatArray = queue.remaining / self.top_rate
             self.home_s: FloatArray = queue.remaining / (gang * rates[rows, home])
-        self._best = best.tolist()
+        self._best = best
         self._ratio = self.ratio.tolist()
-        self._rates = queue.rates.tolist()
-        self._slow = queue.slow_rates.tolist()
         self._gang = queue.gang.tolist()
         self._elastic = queue.elastic.tolist()
-        self._ids = queue.ids.tolist()
+        self.ids: list[int] = queue.ids.tolist()
         self._prices: list[float] = prices.tolist()
+
+    @cached_property
+    def _rates(self) -> list[list[float]]:
+        rates: list[list[float]] = self.queue.rates.tolist()
+        return rates
+
+    @cached_property
+    def _slow(self) -> list[list[float]]:
+        rates: list[list[float]] = self.queue.slow_rates.tolist()
+        return rates
+
+    def reopened(self, free: list[int]) -> Market:
+        """The same market with other devices free and nothing taken."""
+        market = copy(self)
+        market.free, market.taken = free, {}
+        return market
 
     def reprice(self, prices: Sequence[float]) -> None:
         """For ``options`` and ``bill``; the arrays keep the prices of the start."""
@@ -50,13 +66,13 @@ class Market:
 
     def take(self, j: int, allocation: Allocation | None) -> None:
         if allocation is not None:
-            self.taken[self._ids[j]] = allocation
+            self.taken[self.ids[j]] = allocation
             for r, count in enumerate(allocation):
                 self.free[r] -= count
 
     def kept(self, j: int, limit: float) -> Allocation | None:
         """The devices that the job has, if still free, whole, and within ``limit`` × its best."""
-        held = self.queue.running.get(self._ids[j])
+        held = self.queue.running.get(self.ids[j])
         if held is None:
             return None
         most = max(held)
@@ -78,6 +94,8 @@ class Market:
     def fastest(self, j: int) -> Allocation | None:
         """The highest rate to be had; of equals the job's own, on few kinds, then the cheapest."""
         held = self.kept(j, float("inf"))
+        if held and self.rate(j, held) >= self._gang[j] * max(*self._rates[j], *self._slow[j]):
+            return held
         return max(
             self.options(j),
             key=lambda a: (self.rate(j, a), a == held, a.count(0), -self.bill(a)),
@@ -97,21 +115,24 @@ class Market:
 
     def backfill(self, order: IntArray) -> None:
         """Gives what is left to the waiting, those nearest to their best price first."""
-        waiting = np.array([j for j in order.tolist() if self._ids[j] not in self.taken], dtype=int)
-        if not len(waiting) or not any(self.free):
+        if not any(self.free):
             return
-        ratio = np.where(np.array(self.free) > 0, self.ratio[waiting], np.inf)
-        fits = (self.queue.gang[waiting, None] <= self.free) & np.isfinite(ratio)
-        fits &= ~self.queue.elastic[waiting, None]
+        order = order[[id_ not in self.taken for id_ in self.queue.ids[order].tolist()]]
+        waiting = order[self.queue.elastic[order] | (self.queue.gang[order] <= sum(self.free))]
+        strict = waiting[~self.queue.elastic[waiting]]
+        fits = (self.queue.gang[strict, None] <= self.free) & (self.ratio[strict] < np.inf)
         rows, kinds = np.nonzero(fits)
-        for pair in np.argsort(ratio[rows, kinds], kind="stable").tolist():
-            j, r = int(waiting[rows[pair]]), int(kinds[pair])
-            if self.free[r] >= self._gang[j] and self._ids[j] not in self.taken:
+        rows = strict[rows]
+        nearest = np.argsort(self.ratio[rows, kinds], kind="stable")
+        for j, r in zip(rows[nearest].tolist(), kinds[nearest].tolist(), strict=True):
+            if self.free[r] >= self._gang[j] and self.ids[j] not in self.taken:
                 self.take(j, self._on_one(r, self._gang[j]))
+                if not any(self.free):
+                    return
         for j in waiting.tolist():
             if not any(self.free):
                 break
-            if self._ids[j] not in self.taken and (
+            if self.ids[j] not in self.taken and (
                 self._elastic[j] or self._gang[j] <= sum(self.free)
             ):
                 self.take(j, self.fastest(j))
@@ -125,7 +146,7 @@ class Market:
         for j in order.tolist():
             if not any(self.free):
                 break
-            mine = self.taken.get(self._ids[j])
+            mine = self.taken.get(self.ids[j])
             if mine is None:
                 continue
             rates = [

@@ -1,0 +1,123 @@
+"""Gang policies behind the loop's port: when they are asked, and what they are told."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hadar_cli.adapters.simulation import ModelledSpeeds, parse_cluster
+from hadar_cli.core.events import CopyFinished, CopyStarted, WeightsMerged
+from hadar_cli.core.model import Job
+from hadar_cli.core.policies.gangs import GangScheduler
+from hadar_cli.core.policies.registry import ClusterView
+from hadar_cli.core.queue import Decision, Queue
+from hadar_cli.core.state import JobState, RunState
+
+DEVICES = parse_cluster("v100:2,k80:2", 2)
+JOBS = [Job(i, f"job{i}", 1000, 32) for i in range(3)]
+
+
+class Lasting:
+    """One device of the first kind to each of two jobs, for good; remembers what it was told."""
+
+    name = "lasting"
+
+    def __init__(self) -> None:
+        self.asked: list[Queue] = []
+
+    def allocate(self, queue: Queue, memory: Any = None) -> Decision:
+        self.asked.append(queue)
+        one = tuple(int(kind == queue.kinds[0]) for kind in queue.kinds)
+        return Decision({int(id_): one for id_ in sorted(queue.ids)[:2]}, "told", until_s=1000.0)
+
+    def refill(self, queue: Queue, memory: Any = None) -> dict[int, Any]:
+        return {}
+
+
+@pytest.fixture
+def policy() -> Lasting:
+    return Lasting()
+
+
+@pytest.fixture
+def states() -> list[JobState]:
+    return list(RunState(JOBS).jobs.values())
+
+
+def view_of(queue: Sequence[JobState], **others: Any) -> ClusterView:
+    plain = {"now_s": 0.0, "slot_s": 100.0, "seconds": 100.0, "devices": (), "jobs": list}
+    rates = ModelledSpeeds(JOBS, DEVICES).known()
+    return ClusterView(**(plain | {"rates": rates, "cluster": DEVICES, "queue": queue} | others))
+
+
+def running(scheduler: GangScheduler, view: ClusterView) -> dict[int, tuple[str, ...]]:
+    return {stint.job: stint.devices for stint in scheduler.plan(view)}
+
+
+def test_a_decision_stands_while_nothing_happens(policy, states):
+    scheduler = GangScheduler(policy)
+    seats = running(scheduler, view_of(states))
+    view = view_of(states, running=seats, now_s=100.0)
+    assert running(scheduler, view) == seats
+    assert len(policy.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "what", ["time has passed", "a job ended", "a gang lost its devices", "a device is gone"]
+)
+def test_it_is_asked_again_when_something_happened(policy, states, what):
+    scheduler = GangScheduler(policy)
+    view = view_of(states)
+    view = replace(view, running=running(scheduler, view), now_s=100.0)
+    match what:
+        case "time has passed":
+            view = replace(view, now_s=1000.0)
+        case "a job ended":
+            view = replace(view, queue=states[1:], running={1: view.running[1]})
+        case "a gang lost its devices":
+            view = replace(view, running={**view.running, 1: ("v100-0:1",)})
+        case _:
+            view = replace(view, cluster=DEVICES[1:])
+    scheduler.plan(view)
+    assert len(policy.asked) == 2
+
+
+def test_gangs_that_handed_in_go_on_with_what_is_left(policy):
+    state = RunState(JOBS[:1])
+    scheduler, queue = GangScheduler(policy), list(state.jobs.values())
+    (stint,) = scheduler.plan(view_of(queue))
+    state.apply(CopyStarted(0.0, "a", 0, 1, stint.device, 1, 0, ((0, 1000),)))
+    state.apply(CopyFinished(90.0, "a", 400, ((0, 400),), 0.0, 90.0, 0.0, "deadline", "w"))
+    state.apply(WeightsMerged(95.0, 0, 1, "w", ("a",), (), 0.0, 0))
+    (again,) = scheduler.plan(view_of(queue, now_s=100.0))
+    assert (again.devices, again.steps) == (stint.devices, 600)
+    assert len(policy.asked) == 1
+
+
+def test_rounds_and_service_are_counted_also_while_nobody_is_asked(policy, states):
+    scheduler = GangScheduler(policy)
+    view = view_of(states)
+    seats = running(scheduler, view)
+    for now_s in (100.0, 200.0, 1000.0):
+        scheduler.plan(replace(view, running=seats, now_s=now_s))
+    queue = policy.asked[-1]
+    first = queue.kinds.index(sorted(queue.kinds)[0])
+    assert queue.rounds_on[:, first].tolist() == [3.0, 3.0, 0.0]
+    assert queue.attained_s.tolist() == [1000.0, 1000.0, 0.0]
+
+
+def test_a_policy_forgets_when_a_whole_kind_is_gone(policy, states):
+    told = []
+
+    class Listening(Lasting):
+        def allocate(self, queue: Queue, memory: Any = None) -> Decision:
+            told.append(memory)
+            return super().allocate(queue, memory)
+
+    scheduler = GangScheduler(Listening())
+    view = view_of(states)
+    scheduler.plan(view)
+    scheduler.plan(replace(view, cluster=DEVICES[1:]))  # one V100 less is still both kinds
+    scheduler.plan(replace(view, cluster=DEVICES[2:]))
+    assert told == [None, "told", None]
