@@ -194,6 +194,8 @@ class NodeHand:
 
     def _open(self) -> None:
         """Starts an agent and agrees with it on the copies under way."""
+        for held in list(self._attempts.values()):
+            held.is_collected = False  # a new agent tells again what the last one told
         link = self._connection.open_agent(self._on_event, self._on_end)
         answer = link.ask(
             "open",
@@ -207,7 +209,6 @@ class NodeHand:
         )
         self._link, opened = link, read_as(answer, _Opened)
         for attempt, held in list(self._attempts.items()):
-            held.is_collected = False
             if known := opened.attempts.get(attempt):
                 held.sent, held.warm = True, known.warm
                 self._workers[held.order.device] = (held.order.job.id, known.worker)

@@ -18,7 +18,7 @@ from hadar_cli.adapters.ssh_config import endpoint_of
 from hadar_cli.adapters.ssh_transport import ChannelStream, SshTransport
 from hadar_cli.adapters.store import RunStore
 from hadar_cli.adapters.transfer import TransferSession
-from hadar_cli.adapters.wire import LinkLostError, Stream, Wire, said
+from hadar_cli.adapters.wire import AgentError, LinkLostError, Stream, Wire, said
 from hadar_cli.core.model import Launch, Node
 from hadar_cli.errors import InputError
 from hadar_cli.node import bootstrap
@@ -118,7 +118,13 @@ class SshConnection:
         # Not named by the node's word: the same file again is the same scratch file again.
         name = hashlib.sha256(path.encode()).hexdigest()[:16]
         scratch = self._store.scratch_path(f"from-{self.node.name}-{name}")
-        digest = self._session(size).get(path, scratch)
+        session = self._session(size)
+        try:
+            digest = session.get(path, scratch)
+        except AgentError:  # the node's end leaves after a refusal: the next file has a new one
+            self._end(session)
+            scratch.unlink(missing_ok=True)
+            raise
         self._store.keep(scratch, digest)
         return digest
 
@@ -159,6 +165,14 @@ class SshConnection:
         if not self._files:
             self._files = TransferSession(self._run("transfer")[1])
         return self._files
+
+    def _end(self, session: TransferSession) -> None:
+        session.close()
+        if session is self._files:
+            self._files = None
+        elif self._bulk_process:
+            self._bulk_process.close()
+            self._bulk = self._bulk_process = None
 
     def _try_bulk(self) -> TransferSession | None:
         if self._transport and openssh.can_reach(self._transport.endpoint):

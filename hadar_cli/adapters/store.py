@@ -76,6 +76,7 @@ class RunStore:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the run for this head, whose pid is in the lock; another head is refused."""
+        os.umask(0o077)  # what the head leaves from now on is its user's alone
         with _storage_errors(self.directory), (self.directory / "lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,8 +28,8 @@ def set_up(command: str, stamp: Path, environment: Mapping[str, str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if stamp.exists():
             return 0
-        print(f"setup: {command}", flush=True)
-        code = _shell(command, environment)
+        print("setup begins", flush=True)
+        code = _shell(command, stamp.with_suffix(".sh"), environment)
         if code:
             print(f"setup failed with exit code {code}", flush=True)
         else:
@@ -37,11 +37,17 @@ def set_up(command: str, stamp: Path, environment: Mapping[str, str]) -> int:
     return code
 
 
-def _shell(command: str, environment: Mapping[str, str]) -> int:
-    """Into the worker's log, in its process group; `python` and `pip` are those of the copy."""
+def _shell(command: str, script: Path, environment: Mapping[str, str]) -> int:
+    """Into the worker's log, in its process group; `python` and `pip` are those of the copy.
+
+    By way of a file: a command may hold a password, and anyone can read others' command lines.
+    """
+    descriptor = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(command)
     path = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", os.defpath)))
     done = subprocess.run(
-        ["/bin/sh", "-c", command],
+        ["/bin/sh", str(script)],
         env={**environment, "PATH": path},
         stdin=subprocess.DEVNULL,
         check=False,

@@ -67,7 +67,7 @@ def test_it_runs_once_a_node_before_the_first_copies(rig):
     rig.start("c", "one:0", SLOW)
     assert isinstance(collect(rig.executor, 1)[0], HandedIn)
     assert (rig.folder / "count").read_text() == "ran\n"
-    assert rig.logs().count("setup: echo ran") == 1
+    assert rig.logs().count("setup begins") == 1
 
 
 def test_another_job_has_a_setup_of_its_own(rig):

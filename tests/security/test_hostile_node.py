@@ -313,8 +313,8 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(
     assert isinstance(reports[-1], Failed | NodeGone)
     assert not any(isinstance(report, HandedIn) for report in reports)
     left = list((store.directory / "objects").iterdir())
-    assert all(path.name.endswith(".part") for path in left)
-    assert sum(path.stat().st_size for path in left) < MEGABYTE
+    assert all(path.name.endswith(".part") for path in left)  # to go on from, after a cut
+    assert sum(path.stat().st_size for path in left) <= len(CONTENT)
 
 
 # -- what people see -----------------------------------------------------------------------------

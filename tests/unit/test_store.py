@@ -87,6 +87,16 @@ def test_objects_are_named_by_their_content(store, tmp_path):
         store.verify(digest)
 
 
+def test_what_a_resumed_head_leaves_is_private(store):
+    before = os.umask(0o000)
+    try:
+        with store.locked():
+            FileJournal(store.journal_path).close()
+        assert store.journal_path.stat().st_mode & 0o077 == 0
+    finally:
+        os.umask(before)
+
+
 def test_a_link_is_not_followed(store, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("key")

@@ -128,7 +128,7 @@ def _escaped(words: str) -> str:
 
 
 def mix_text(mix: Mix) -> str:
-    """The mix as a file; what jobs find in their environment may be secret and is left out."""
+    """The mix as a file; environments and setup commands may hold secrets and are left out."""
     content: dict[str, Any] = {
         "name": mix.name,
         "slot_s": mix.slot_s,
@@ -152,7 +152,7 @@ def _job_fields(job: Job) -> dict[str, Any]:
         "max_duration": None if job.max_duration_s is None else f"{job.max_duration_s:g}s",
         "args": list(launch.args),
         "sync": Path(launch.sync).name if launch.sync else None,
-        "setup": launch.setup,
+        "setup": _HIDDEN if launch.setup else None,
         "env": dict.fromkeys(launch.env, _HIDDEN),
         "data_dir": launch.data_dir,
     }
