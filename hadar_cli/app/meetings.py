@@ -60,13 +60,14 @@ class Meetings:
 
     def copies_that_pay(self, job: int, rates: Sequence[float]) -> int | None:
         """How many copies are worth their merges; unknown until a merge has been timed."""
-        cost_s = self._cost_s.get(job)
+        # Three digits are all that is known of it, and let the answer be looked up next time.
+        cost_s = float(f"{self._cost_s.get(job, 0.0):.3g}")
         if not cost_s or not any(rates):
             return None
-        interval = min(self.slot_s, self._interval(job, max(rates)))
+        interval = float(f"{min(self.slot_s, self._interval(job, max(rates))):.3g}")
         # `merge: paper` counts steps as if they added up, and forks accordingly.
         rule = "linear" if self.rules.lr_scale == "none" else self.rules.lr_scale
-        return len(forks_that_pay(rates, [cost_s] * len(rates), interval, rule))
+        return len(forks_that_pay(tuple(rates), (cost_s,) * len(rates), interval, rule))
 
     def overdue_at(self, job: int, start_cost_s: float) -> float:
         """From when on nobody waits any more for the copies that are still missing."""

@@ -95,7 +95,14 @@ class RoundLoop:
         self._meetings = Meetings(mix.merge, mix.slot_s)
         self._held = Occupancy(self._devices, self._state)
         self._views = Views(
-            mix, devices, self._state, rates, self._held, self._meetings, executor.now
+            mix,
+            devices,
+            self._state,
+            rates,
+            self._held,
+            self._meetings,
+            executor.now,
+            policy.forks,
         )
         self._foresight = Foresight(self._state, self._held, self._views, rates)
         self._errands = Errands(tracker, executor, self._held, rates)

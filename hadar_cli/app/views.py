@@ -26,10 +26,12 @@ class Views:
         occupancy: Occupancy,
         meetings: Meetings,
         clock: Callable[[], float],
+        forks: bool,
     ) -> None:
         self._mix, self._cluster, self._state = mix, tuple(cluster), state
         self._rates, self._occupancy, self._meetings = rates, occupancy, meetings
         self._devices, self._clock = [device.name for device in cluster], clock
+        self._forks = forks  # only then it matters when busy devices will be free
         self._queue: list[JobState] = []
         self._queue_holds = (-1, 0.0)  # while so many jobs are unfinished, until the next arrives
 
@@ -56,7 +58,7 @@ class Views:
             jobs=lambda: [self._job(job, later_s, past_solo) for job in queue],
             rates=self._rates,
             current=self._occupancy.warm,
-            busy_s={} if later_s else self.busy_s(seconds),
+            busy_s=self.busy_s(seconds) if self._forks and not later_s else {},
             start_cost_s=self._occupancy.start_cost_s,
             cluster=tuple([d for d in self._cluster if d.name not in lost]),
             queue=queue,

@@ -7,6 +7,7 @@ counts is the training that a merge is worth, in steps of one device alone, per 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from hadar_cli.core.merging import lr_scale
 
@@ -24,8 +25,9 @@ def _worth(total: float, squares: float, lr_scale_rule: str) -> float:
     return squares / total * lr_scale(lr_scale_rule, total**2 / squares) if squares else 0.0
 
 
+@lru_cache(maxsize=4096)
 def forks_that_pay(
-    rates: Sequence[float], costs_s: Sequence[float], interval_s: float, lr_scale_rule: str
+    rates: tuple[float, ...], costs_s: tuple[float, ...], interval_s: float, lr_scale_rule: str
 ) -> tuple[int, ...]:
     """Which devices should train copies of a job, fastest first: those worth most per second.
 
