@@ -58,7 +58,7 @@ GPU_FIELDS = {
 }
 MIX_FIELDS = {
     "name": "What the mix is called; the file's name by default.",
-    "slot_s": "How long a round lasts, in seconds.",
+    "slot_s": "How long a round lasts, in seconds; `auto` goes by what a hand-in takes.",
     "policy": "Who decides: a name, or a table of `name` and the policy's fields.",
     "merge": "How copies become one model: a table, or `paper`.",
     "seed": "Orders the data and seeds the models.",

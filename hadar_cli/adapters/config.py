@@ -193,6 +193,9 @@ def mix_of(document: Document, setting: Setting) -> Mix:
     fields = _MIX(document.root, document.top)
     rows, spot = fields.pop("jobs"), document.top.inside("jobs")
     fields.setdefault("name", _as_name(Path(document.file).stem))
+    if fields.setdefault("slot_s", "auto") == "auto":
+        del fields["slot_s"]
+        fields["chooses_slot"] = True
     return Mix(**fields, jobs=_jobs(rows, spot, setting), source=document.file)
 
 
@@ -390,7 +393,7 @@ _TAKEN_AS_GIVEN = (
 _MIX = record(
     {
         "name": _NAME,
-        "slot_s": number(0, 10**6, above=True),
+        "slot_s": either(number(0, 10**6, above=True), "auto"),
         "policy": _policy,
         "merge": _merge,
         "seed": integer(0, 2**63 - 1),

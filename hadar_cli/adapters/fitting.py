@@ -23,11 +23,20 @@ _Pair: TypeAlias = tuple[tuple[object, ...], Device]
 _LATER_SHARE = 1 / 3
 
 _ON_GPUS = Costs(start_s=10.0, sync_s=10.0)
+_SHORTEST_SLOT_S, _LONGEST_SLOT_S = 5.0, 720.0
 
 
 def assumed_costs(accelerators: bool) -> Costs:
     """What is assumed before any run has told: the paper's 10 s, or less for local stand-ins."""
     return _ON_GPUS if accelerators else Costs()
+
+
+def slot_for(costs: Costs) -> float:
+    """``slot_s: auto``: a slot at whose end handing in takes a thirty-sixth of the time.
+
+    That is the paper's best slot, 360 s, at its 10 s; see the sweep in docs/paper.md.
+    """
+    return min(_LONGEST_SLOT_S, max(_SHORTEST_SLOT_S, 36 * costs.sync_s))
 
 
 @dataclass(slots=True)

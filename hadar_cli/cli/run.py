@@ -68,6 +68,12 @@ def run(
     inventory = read_inventory(nodes)
     devices = all_devices(inventory)
     batch = _read_mix(mix, devices, data_dir, policy, slot, seed)
+    if batch.chooses_slot and not slot:
+        from hadar_cli.adapters.fitting import slot_for
+        from hadar_cli.adapters.forecast import gather
+
+        known = gather(batch, inventory, runs_dir, are_accelerators(devices))
+        batch = replace(batch, slot_s=slot_for(known.costs))
     if dry_run:
         from hadar_cli.cli.dry_run import show
 
@@ -189,6 +195,8 @@ def _announce(mix: Mix, devices: list[Device], run_id: str) -> None:
     console.print(f"run {run_id}: {', '.join(facts)}")
     if note := preset_note(mix, devices):
         console.print(note)
+    if mix.chooses_slot:
+        console.print(f"slot_s auto: rounds of {mix.slot_s:g} s")
 
 
 def preset_note(mix: Mix, devices: list[Device]) -> str | None:

@@ -145,11 +145,15 @@ class _Batch:
     def with_options(
         self, slot_s: float | None, restart_s: float | None, sync_s: float | None
     ) -> _Batch:
+        from hadar_cli.adapters.fitting import slot_for
+
         given = {"start_s": restart_s, "sync_s": sync_s}
         costs = {name: value for name, value in given.items() if value is not None}
-        mix = replace(self.scenario.mix, slot_s=slot_s or self.scenario.mix.slot_s)
-        scenario = replace(self.scenario, mix=mix, costs=replace(self.scenario.costs, **costs))
-        return replace(self, scenario=scenario)
+        scenario = replace(self.scenario, costs=replace(self.scenario.costs, **costs))
+        if slot_s is None and scenario.mix.chooses_slot:
+            slot_s = slot_for(scenario.costs)
+        mix = replace(scenario.mix, slot_s=slot_s or scenario.mix.slot_s)
+        return replace(self, scenario=replace(scenario, mix=mix))
 
 
 # -- what is simulated -----------------------------------------------------------------------

@@ -156,6 +156,7 @@ class Mix:
     name: str
     jobs: tuple[Job, ...]
     slot_s: float = 360.0
+    chooses_slot: bool = False  # ``slot_s: auto``: whoever knows what a hand-in costs sets it
     policy: PolicyChoice = PolicyChoice()
     merge: MergeRules = MergeRules()
     seed: int = 0

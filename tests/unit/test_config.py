@@ -84,6 +84,12 @@ def test_nodes_take_what_they_do_not_say_from_the_defaults(tmp_path: Path) -> No
     assert (far.price_per_hour, far.hours, far.env) == (3.0, "19:00-07:00", {"A": "1", "B": "2"})
 
 
+@pytest.mark.parametrize("line", ["slot_s: auto\n", ""])
+def test_a_mix_may_leave_the_slot_to_hadar(mix_file: Path, line: str) -> None:
+    assert not read_mix(mix_file).chooses_slot
+    assert read_mix(write(mix_file, MIX.replace("slot_s: 10\n", line))).chooses_slot
+
+
 def test_mixes_are_read_with_counts_expanded_and_gaps_filled(mix_file: Path) -> None:
     mix = read_mix(mix_file)
     weather = CATALOG["weather"]

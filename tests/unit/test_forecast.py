@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.fitting import Fit, assumed_costs, fit, scenario_like
+from hadar_cli.adapters.fitting import Fit, assumed_costs, fit, scenario_like, slot_for
 from hadar_cli.adapters.forecast import (
     MOST_JOBS,
     Knowledge,
@@ -232,3 +232,10 @@ def test_devices_lost_for_good_are_lost_again(mix: Mix, nodes: tuple[Node, ...])
     assert [device for device, _ in scenario.losses] == ["y"]
     back = [*world.journal.events, events.DeviceReturned(99.0, "y")]
     assert scenario_like(facts_of(mix, nodes), back)[0].losses == ()
+
+
+def test_the_slot_is_as_long_as_handing_in_asks_for():
+    assert slot_for(Costs(sync_s=10.0)) == 360.0
+    assert slot_for(Costs(sync_s=0.2)) == pytest.approx(7.2)
+    assert slot_for(Costs(sync_s=0.0)) == 5.0
+    assert slot_for(Costs(sync_s=100.0)) == 720.0
