@@ -123,6 +123,8 @@ class HostileNode:
         )
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for transport in self._transports:
             transport.close()
