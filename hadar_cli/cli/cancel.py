@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
 from typing import TYPE_CHECKING
 
 from hadar_cli.cli.completion import RunName
-from hadar_cli.cli.options import DEFAULT_RUNS, RunsDir, stderr
+from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, RunsDir, print_json, stderr
+from hadar_cli.cli.records import Cancelled
 from hadar_cli.errors import InputError, UnfinishedError
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ _DEADLINE_S = 30.0
 def cancel(
     run: RunName = None,
     runs_dir: RunsDir = DEFAULT_RUNS,
+    as_json: AsJson = False,
 ) -> None:
     """Stop a run; what was merged is kept, and `hadar resume` goes on with it."""
     from hadar_cli.adapters.store import find_run
@@ -28,16 +31,19 @@ def cancel(
 
     store = find_run(runs_dir, run)
     name = store.directory.name
-    pid = store.holder()
+    pid, outcome = store.holder(), "stopped"
     if pid:
         _wind_up(store, pid)
     elif is_finished(store):
+        outcome = "finished"
         stderr().print(f"run {name} is finished: there is nothing to cancel")
-        return
     else:
         stderr().print(f"no hadar on this computer drives run {name}; ending what it left behind")
         _end_leftovers(store)
-    stderr().print(f"stopped; continue with: hadar resume {name}")
+    if outcome == "stopped":
+        stderr().print(f"stopped; continue with: hadar resume {name}")
+    if as_json:
+        print_json(dataclasses.asdict(Cancelled(name, outcome)))
 
 
 def _wind_up(store: RunStore, pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hadar_cli.cli import completion
-from hadar_cli.cli.options import DEFAULT_RUNS, RunsDir, flag, stderr, stdout
+from hadar_cli.cli.options import (
+    DEFAULT_RUNS,
+    AsJson,
+    RunsDir,
+    flag,
+    print_json,
+    stderr,
+    stdout,
+)
+from hadar_cli.cli.records import CopyLog, JobLogs
 from hadar_cli.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -53,31 +63,49 @@ def logs(
     tail: Annotated[int, typer.Option(metavar="K", min=1, help="Lines of each copy.")] = 20,
     follow: Annotated[bool, flag("-f", "Go on with what is printed from now on.")] = False,
     runs_dir: RunsDir = DEFAULT_RUNS,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a job's copies printed on their machines."""
     from hadar_cli.adapters.store import find_run
 
+    if follow and as_json:
+        raise InputError("-f cannot stand beside --json", fix="keep one of the two")
     store = find_run(runs_dir, run)
     facts = store.facts
     wanted, nodes = _find_job(facts, job), _find_nodes(facts, node)
-    printer = _Printer(tail)
     if follow:
-        _follow(store, wanted, nodes, printer)
+        _follow(store, wanted, nodes, _Printer(tail))
         return
+    answer = _read_all(store, wanted, nodes, tail)
+    for name, why in answer.unread.items():
+        stderr().print(f"{name}: {why}")
+    if as_json:
+        print_json(dataclasses.asdict(answer))
+        return
+    printer = _Printer(tail)
+    for log in answer.logs:
+        printer.show(log.node, log.worker, log.lines)
+    if not answer.logs:
+        stderr().print(f"no copy of {job} has left a log; hadar report tells what became of it")
+
+
+def _read_all(store: RunStore, job: Job, nodes: Sequence[Node], tail: int) -> JobLogs:
+    """The last lines of every copy, from all machines at once."""
     from hadar_cli.adapters.visit import on_all, visiting
 
-    def read(one: Node) -> list[tuple[str, str]]:
-        with visiting(one, store.directory.parent, _DEADLINE_S) as visit:
-            return _Reader(visit, store.directory.name, wanted.id).read()
+    def read(node: Node) -> list[tuple[str, str]]:
+        with visiting(node, store.directory.parent, _DEADLINE_S) as visit:
+            return _Reader(visit, store.directory.name, job.id).read()
 
-    for one, found in on_all(nodes, read, _DEADLINE_S):
+    logs: list[CopyLog] = []
+    unread: dict[str, str] = {}
+    for node, found in on_all(nodes, read, _DEADLINE_S):
         if isinstance(found, Exception):
-            stderr().print(f"{one.name}: {_harmless(str(found))}")
+            unread[node.name] = _harmless(str(found))
             continue
         for worker, text in found:
-            printer.show(one.name, worker, text)
-    if not printer.shown:
-        stderr().print(f"no copy of {job} has left a log; hadar report tells what became of it")
+            logs.append(CopyLog(node.name, _harmless(worker), tuple(_lines(text))[-tail:]))
+    return JobLogs(store.directory.name, job.name, tuple(logs), unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +146,8 @@ class _Printer:
         self._tail, self._last = tail, ""
         self.shown: set[str] = set()
 
-    def show(self, node: str, worker: str, text: str) -> None:
-        heading = f"── {node} · {_harmless(worker)} "
-        lines = list(_lines(text))
+    def show(self, node: str, worker: str, lines: Sequence[str]) -> None:
+        heading = f"── {node} · {worker} "
         if heading not in self.shown:
             lines = lines[-self._tail :]
         self.shown.add(heading)
@@ -153,7 +180,7 @@ def _follow(store: RunStore, job: Job, nodes: Sequence[Node], printer: _Printer)
     import queue
     import threading
 
-    said: queue.Queue[tuple[str, str, str]] = queue.Queue()
+    said: queue.Queue[tuple[str, str, list[str]]] = queue.Queue()
 
     def read(node: Node, runs: Path) -> None:
         from hadar_cli.adapters.visit import visiting
@@ -164,7 +191,7 @@ def _follow(store: RunStore, job: Job, nodes: Sequence[Node], printer: _Printer)
                 reader = _Reader(visit, store.directory.name, job.id)
                 while True:
                     for worker, text in reader.read():
-                        said.put((node.name, worker, text))
+                        said.put((node.name, _harmless(worker), list(_lines(text))))
                     time.sleep(_LOOK_EVERY_S)
         except HadarError as error:
             stderr().print(f"{node.name}: {_harmless(str(error))}")

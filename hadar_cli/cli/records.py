@@ -27,6 +27,33 @@ class RunOutline:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What `hadar cancel` did: ``stopped``, or nothing, as the run was ``finished``."""
+
+    run: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLog:
+    """The last lines that one copy's process printed."""
+
+    node: str
+    worker: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobLogs:
+    """The answer of `hadar logs`; ``unread`` says why, by machines that could not be asked."""
+
+    run: str
+    job: str
+    logs: tuple[CopyLog, ...]
+    unread: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """What is known of a device before anything has run."""
 

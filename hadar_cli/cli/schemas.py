@@ -84,6 +84,8 @@ def outputs() -> dict[str, tuple[str, Any]]:
         "report-compare": ("hadar report RUN RUN…", Comparison),
         "run-dry-run": ("hadar run MIX --dry-run", records.Plan),
         "status": ("hadar status", Status),
+        "logs": ("hadar logs JOB", records.JobLogs),
+        "cancel": ("hadar cancel RUN", records.Cancelled),
         "check": ("hadar check", list[NodeCheck]),
         "profile-nodes": ("hadar profile nodes", records.Profile),
         "nodes-list": ("hadar nodes list", list[Node]),

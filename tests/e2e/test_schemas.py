@@ -20,6 +20,8 @@ COMMANDS = [
     ("report", ["run", "mix.yaml", "--name", "one"]),
     ("report", ["report", "two"]),
     ("status", ["status"]),
+    ("logs", ["logs", "two", "--run", "one"]),
+    ("cancel", ["cancel", "one"]),
     ("report-list", ["report", "--list"]),
     ("report-compare", ["report", "one", "two"]),
     ("run-dry-run", ["run", "mix.yaml", "--dry-run"]),
