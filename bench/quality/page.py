@@ -27,6 +27,7 @@ from bench.quality.plan import (
     tasks,
 )
 from bench.quality.results import Results
+from bench.quality.scheduled import forked_in_mix
 from hadar_cli.workloads import CATALOG
 
 # The paper's table of inference quality: forking, no forking (mix M-5 on its lab's cluster).
@@ -49,13 +50,14 @@ def page(results: Results) -> str:
                     speeds=", ".join(f"{speed:g}" for speed in LAB),
                     steps=", ".join(f"{CATALOG[w].short} {steps}" for w, steps in STEPS.items()),
                     every=DEFAULT.every,
-                    merging=f"{MERGING:.0%}".replace("%", " %"),
+                    merging=_percent(MERGING),
                     tuned=_list(TUNED),
                     held_out=_list(HELD_OUT),
                 ),
                 "## Held-out seeds\n\n" + judgement(results, HELD_OUT),
                 "## Beside the paper's table\n\n" + _beside_the_paper(results),
                 "## What each rule does\n\n" + _changes(results),
+                "## Merged or leader\n\n" + _merged_or_leader(results),
                 "## With the best base learning rate\n\n" + _at_the_best_rate(results),
             ]
         )
@@ -74,11 +76,12 @@ def judgement(results: Results, seeds: Sequence[int]) -> str:
         [
             CATALOG[workload].short,
             _spread(_losses(results, workload, UNFORKED, seeds), 4),
+            _percent(forked_in_mix(IN_MIX.rules, workload) / STEPS[workload]),
             *(str(ratios[recipe.name][row]) for recipe in recipes),
         ]
         for row, workload in enumerate(STEPS)
     ]
-    heading = ["", "unforked", *(f"{recipe.name} ÷ unforked" for recipe in recipes)]
+    heading = ["", "unforked", "forked in M-5", *(f"{recipe.name} ÷" for recipe in recipes)]
     within = {name: _count(ratio.value <= ALLOWED for ratio in row) for name, row in ratios.items()}
     pairs = zip(ratios[DEFAULT.name], ratios[FASTEST.name], strict=True)
     better = _count(one.value < other.value for one, other in pairs)
@@ -122,6 +125,22 @@ def _changes(results: Results) -> str:
     heading = ["loss ÷ unforked", *(CATALOG[w].short for w in STEPS), "worst"]
     note = f"On the tuned seeds: all for the choices, {_list(FEWER)} for the amounts after them."
     return f"{note}\n\n{_table(heading, rows)}"
+
+
+def _merged_or_leader(results: Results) -> str:
+    """What `merge.keep: better` would have kept at the end."""
+    rows, better, known = [], 0, 0
+    for workload in STEPS:
+        pairs = []
+        for one in (task(workload, DEFAULT, STEPS[workload], seed) for seed in (*TUNED, *HELD_OUT)):
+            if one in results and (leader := results[one].leader) is not None:
+                pairs.append((leader, results[one].loss))
+        ahead = sum(leader < merged for leader, merged in pairs)
+        ratio = f"{_of_sums(pairs):.3f}" if pairs else "-"
+        rows.append([CATALOG[workload].short, ratio, f"{ahead} of {len(pairs)}"])
+        better, known = better + ahead, known + len(pairs)
+    table = _table(["", "leader ÷ merged", "leader better"], rows)
+    return f"{_LEADER_NOTE}\n\n{table}\n\nIn all: {better} of {known} runs."
 
 
 def _at_the_best_rate(results: Results) -> str:
@@ -214,6 +233,10 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return f"{mean} ± {stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
+
+
 def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -234,21 +257,26 @@ Steps are real, done by the workloads' own scripts under the contract of a node;
 and merges. Time is virtual: the copies train one after another in one process, each for the steps
 that its device's speed gives it. "HadarE in M-5" is what `hadar run mixes/m5.yaml` does: five jobs
 share the five devices, and a job is forked no further than it takes for all to end together; the
-simulator says who trains what and when copies meet. "HadarE" has all five devices on one job from
-its first merge to its last, the hardest case, merged every {every} counted steps.
+simulator says who trains what and when copies meet, and "forked in M-5" is the share of the steps
+that several copies did between two merges. "HadarE" has all five devices on one job from its first
+merge to its last, the hardest case, merged every {every} counted steps.
 
 Counted steps: {steps}. The loss is of held-out data: cross
 entropy for IC, LM and LT, squared error for RS and MM. "Unforked" is Hadar: all steps one after
 another, saved and loaded between rounds. "Fastest alone" is the fastest device for the time that
-HadarE takes, merging included ({merging} of it), with a schedule that ends then. Ratios compare
-runs from the same seed: the same first weights, the same order of the data. ± is the standard
-deviation over seeds.
+HadarE takes, merging included ({merging} of it), with a schedule that ends then. A ratio is of mean
+losses over the same seeds: the same first weights, the same order of the data. ± is the standard
+error of a ratio (jackknife over seeds), and the standard deviation over seeds of everything else.
 
 Defaults were looked for on seeds {tuned} only. Seeds {held_out} judge them."""
 
 _PAPER_NOTE = """The paper reports HadarE better on all five, by one run each of full-size models,
 without saying how far runs differ by chance. What it does with the copies is our "plain mean". The
 two halves of the table cannot be compared with each other: other data, other sizes of model."""
+
+_LEADER_NOTE = """`merge.keep: better` has the last merge's leader, the copy with most steps,
+evaluated beside the merge and keeps the better of the two. This is how often that would have
+changed the result with all five devices on one job, and how the losses compare."""
 
 _BEST_RATE_NOTE = f"""The presets' rates lie somewhat below the best, which leaves room to scale
 them. Here each workload's rate is the best for unforked training on the tuned seeds, out of
