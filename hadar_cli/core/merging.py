@@ -15,6 +15,8 @@ from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
 _HURRIED = 0.05  # of the solo phase, where the other devices have nothing else to do
+# But not less than these: early updates turn too fast to be averaged, however long the job.
+_FIRST_STEPS = 100
 _LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "nll", "wer", "fid")
 OUTLYING = 10.0  # an update this many times longer than the others' is no training
 
@@ -96,5 +98,7 @@ def copy_lr_scale(rules: MergeRules, expected: Sequence[int], done: int, target:
 
 def solo_steps(rules: MergeRules, target: int, others_idle: bool = False) -> int:
     """The first steps of a job, done by one copy alone: fewer while devices stand idle for it."""
-    share = rules.solo * (_HURRIED if others_idle else 1.0)
-    return max(1, round(share * target))
+    steps = rules.solo * target
+    if others_idle:
+        steps = max(_HURRIED * steps, min(_FIRST_STEPS, steps))
+    return max(1, round(steps))
