@@ -27,14 +27,9 @@ class AgentLink:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.Queue[Message]] = {}
         self._lock = threading.Lock()
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
         self._why = ""
         threading.Thread(target=self._read, daemon=True).start()
-
-    @property
-    def silent_s(self) -> float:
-        """How long nothing has been heard."""
-        return time.monotonic() - self._heard_at
 
     @property
     def why_ended(self) -> str:
@@ -77,9 +72,9 @@ class AgentLink:
         try:
             while True:
                 message = self._wire.receive()
-                self._heard_at = time.monotonic()
+                self.heard_at = time.monotonic()
                 heard += 1
-                if heard > _BURST + _PER_S * (self._heard_at - began):
+                if heard > _BURST + _PER_S * (self.heard_at - began):
                     raise LinkLostError("it sends messages without end")
                 self._dispatch(message)
         except Exception as error:  # whatever a node sends costs this node only

@@ -13,7 +13,7 @@ from hadar_cli.adapters.node_hand import Connection, NodeHand
 from hadar_cli.app.ports import CopyOrder, Report
 from hadar_cli.errors import HadarError
 
-_RENEW_EVERY_S = 3.0
+_LOOK_AFTER_EVERY_S = 1.0
 
 
 class NodeExecutor:
@@ -37,7 +37,7 @@ class NodeExecutor:
         self._nodes = [NodeHand(c, epoch, self._reports.put, imports) for c in connections]
         self._by_device = {d.name: node for node in self._nodes for d in node.devices}
         self._closing = threading.Event()
-        threading.Thread(target=self._renew_leases, daemon=True).start()
+        threading.Thread(target=self._look_after_nodes, daemon=True).start()
 
     def now(self) -> float:
         return time.monotonic() - self._clock_zero
@@ -72,7 +72,7 @@ class NodeExecutor:
         with ThreadPoolExecutor(max(1, len(self._nodes))) as pool:
             list(pool.map(lambda node: node.stop(grace_s), self._nodes))
 
-    def _renew_leases(self) -> None:
-        while not self._closing.wait(_RENEW_EVERY_S):
+    def _look_after_nodes(self) -> None:
+        while not self._closing.wait(_LOOK_AFTER_EVERY_S):
             for node in self._nodes:
-                node.renew_lease()
+                node.look_after()

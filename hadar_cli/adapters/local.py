@@ -19,7 +19,7 @@ class LocalConnection:
     def __init__(self, node: Node, store: RunStore) -> None:
         self.node = node
         self.directory = str((store.directory / "nodes" / node.name).resolve())
-        self._store = store
+        self._store, self.token = store, store.facts.token
         self._process: subprocess.Popen[bytes] | None = None
         self._stream: ProcessStream | None = None
 
@@ -47,6 +47,9 @@ class LocalConnection:
             return self._store.take_in(Path(path))
         except ValueError as error:
             raise AgentError(str(error)) from error
+
+    def heard_at(self) -> float:
+        return 0.0
 
     def abort(self) -> None:
         if self._process:

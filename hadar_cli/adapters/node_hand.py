@@ -1,7 +1,7 @@
 """All that the head does with one node, in order, on a thread of its own.
 
-A connection that breaks is mended while the node's copies may still live; the agent then tells
-again what became of them. Only a node that stays away is reported gone, and back when it returns.
+A connection that breaks is mended, and the agent then tells again what became of its copies. A node
+of which nothing is heard is reported silent, then gone, and back when it returns.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ from hadar_cli.app.ports import (
     HandedIn,
     NodeBack,
     NodeGone,
+    NodeSilent,
     Report,
 )
 from hadar_cli.core.model import Launch, Node
 from hadar_cli.errors import HadarError, RefusedError, StorageError
 
 LEASE_S = 20.0
-_SILENCE_S = 12.0  # of an agent that is asked every few seconds: the link is dead
+# Looks, a second apart, at which nothing new was heard of a node that is asked at each. They are
+# counted, not timed: a head that slept itself has no reason to think its nodes dead.
+_SILENT, _DEAD_LINK, _GONE = 3, 7, 12
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 3.0)  # between attempts to mend; the last one repeats
-_RETURN_EVERY_S = 10.0  # a node that is gone is looked for
+_RETURN_EVERY_S = 5.0  # a node that is gone is looked for
 _LATE_S = 150.0  # past its deadline: longer than the supervisor waits before it ends the copy
 _TRIES = 3  # to send an order or fetch a result, before the copy is given up
 _PROGRESS_EVERY_S = 0.1  # of one copy; what comes faster is passed over
@@ -51,6 +54,7 @@ class Connection(Protocol):
 
     node: Node
     directory: str
+    token: str  # of the run
 
     def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
         """Connects, anew if it was connected before, and starts the agent."""
@@ -66,6 +70,10 @@ class Connection(Protocol):
 
     def pull(self, path: str, size: int) -> str:
         """Takes the node's file, of about that size, into the store and returns its hash."""
+        ...
+
+    def heard_at(self) -> float:
+        """When the last byte of any kind came from the node; 0 where that is not known."""
         ...
 
     def abort(self) -> None:
@@ -114,7 +122,9 @@ class NodeHand:
         self._trained: set[str] = set()  # workers whose weights are no longer the job's first
         self._hired = 0
         self._link: AgentLink | None = None
-        self._begun = self._gone = False
+        self._begun = self._gone = self._was_open = False
+        self._heard_at, self._unheard = 0.0, 0
+        self._giving_up = threading.Lock()
         self._closing = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=connection.node.name)
 
@@ -145,18 +155,34 @@ class NodeHand:
             if now > held.late_at:
                 self._fail(attempt, "nothing was heard of it past its deadline")
 
-    def renew_lease(self) -> None:
-        """Never waits for the node: all nodes' leases are renewed on one thread."""
+    def look_after(self) -> None:
+        """Renews the lease and listens; never waits for the node: one thread looks after all."""
         link = self._link
+        self._listen(link)
+        if self._gone or not self._begun:
+            return
+        if self._unheard == _SILENT:
+            self._tell(NodeSilent(tuple(self._device)))
+        if self._unheard >= _GONE and self._was_open:
+            self._give_up(LinkLostError(f"nothing was heard of it for {self._unheard} s"))
         if not link:
-            return
-        if link.silent_s > _SILENCE_S:
-            self._connection.abort()
-            return
+            return  # while it is being opened, every step has a deadline of its own
         try:
+            if self._unheard == _DEAD_LINK or self._gone:
+                self._connection.abort()
             link.tell("renew")
         except LinkLostError:
             self._connection.abort()
+
+    def _listen(self, link: AgentLink | None) -> None:
+        """Counts the looks since anything was heard; large files are a sign of life too."""
+        heard_at = max(link.heard_at if link else 0.0, self._connection.heard_at())
+        if heard_at > self._heard_at:
+            if self._unheard >= _SILENT:
+                self._tell(NodeSilent(tuple(self._device), is_over=True))
+            self._heard_at, self._unheard = heard_at, 0
+        else:
+            self._unheard += 1
 
     def recall(self, attempts: Sequence[str] | None) -> None:
         """Asks these copies, or all, to hand in now; their results arrive like any other."""
@@ -190,7 +216,7 @@ class NodeHand:
         try:
             self._open()
         except Exception as error:
-            self._give_up(error)
+            self._leave(error)
 
     def _open(self) -> None:
         """Starts an agent and agrees with it on the copies under way."""
@@ -200,6 +226,7 @@ class NodeHand:
         answer = link.ask(
             "open",
             directory=self._connection.directory,
+            run=self._connection.token,
             epoch=self._epoch,
             lease_s=LEASE_S,
             env=dict(self._connection.node.env),
@@ -208,6 +235,7 @@ class NodeHand:
             imports=self._imports,
         )
         self._link, opened = link, read_as(answer, _Opened)
+        self._was_open = True
         for attempt, held in list(self._attempts.items()):
             if known := opened.attempts.get(attempt):
                 held.sent, held.warm = True, known.warm
@@ -216,16 +244,21 @@ class NodeHand:
                 self._fail(attempt, "its node knows nothing of it", node_fault=True)
             else:
                 self._do(self._send_order, attempt)
+        if self._gone:
+            self._gone, self._unheard = False, 0
+            self._tell(NodeSilent(tuple(self._device), is_over=True))
+            self._tell(NodeBack(tuple(self._device)))
 
     def _mend(self, error: Exception) -> None:
-        """Reconnects while the copies may still live; gives the node up when they cannot."""
+        """Reconnects until nothing is heard any more, or something is and nothing comes of it."""
         self._link = None
         give_up_at = time.monotonic() + LEASE_S
         pauses = iter(_PAUSES_S)
         pause = 0.0
         while not self._closing.wait(pause):
-            if time.monotonic() > give_up_at or isinstance(error, RefusedError | SupersededError):
-                self._give_up(error)
+            is_hopeless = isinstance(error, RefusedError | SupersededError)
+            if self._gone or is_hopeless or time.monotonic() > give_up_at:
+                self._leave(error)
                 return
             pause = next(pauses, _PAUSES_S[-1])
             self._connection.close()
@@ -236,12 +269,20 @@ class NodeHand:
                 error = again
 
     def _give_up(self, error: Exception) -> None:
-        self._link, self._gone = None, True
+        """From whatever thread; that of the node may be waiting for it still."""
+        with self._giving_up:
+            if self._gone:
+                return
+            self._gone = True
+            for attempt in list(self._attempts):
+                self._fail(attempt, f"its node is gone: {error}", node_fault=True)
+            refused = isinstance(error, RefusedError)
+            self._tell(NodeGone(tuple(self._device), _in_words(error), refused))
+
+    def _leave(self, error: Exception) -> None:
+        self._link = None
         self._workers.clear()
-        for attempt in list(self._attempts):
-            self._fail(attempt, f"its node is gone: {error}", node_fault=True)
-        refused = isinstance(error, RefusedError)
-        self._tell(NodeGone(tuple(self._device), _in_words(error), refused))
+        self._give_up(error)
         self._connection.close()
         if not isinstance(error, RefusedError | SupersededError):
             self._do(self._look_for_it)
@@ -254,8 +295,6 @@ class NodeHand:
             except Exception:
                 self._connection.close()
                 continue
-            self._gone = False
-            self._tell(NodeBack(tuple(self._device)))
             return
 
     def _end_link(self, link: AgentLink) -> None:
@@ -364,7 +403,8 @@ class NodeHand:
                 # Told to leave before it came to what was sent ahead, it did no wrong.
                 was_waiting = bool(held.order.follows) and why == "released"
                 log = str(message.get("log", ""))[-_LONGEST_LOG:]
-                self._fail(attempt, reason, log, was_waiting)
+                blameless = was_waiting or message.get("node_fault") is True
+                self._fail(attempt, reason, log, blameless)
 
     def _on_end(self, link: AgentLink) -> None:
         self._do(self._end_link, link)

@@ -15,7 +15,7 @@ from hadar_cli.adapters import openssh, packing
 from hadar_cli.adapters.agent_link import AgentLink, OnEnd, OnEvent
 from hadar_cli.adapters.packing import CodePacker
 from hadar_cli.adapters.ssh_config import endpoint_of
-from hadar_cli.adapters.ssh_transport import ChannelStream, SshTransport
+from hadar_cli.adapters.ssh_transport import ChannelRefusedError, ChannelStream, SshTransport
 from hadar_cli.adapters.store import RunStore
 from hadar_cli.adapters.transfer import TransferSession
 from hadar_cli.adapters.wire import AgentError, LinkLostError, Stream, Wire, said
@@ -62,8 +62,9 @@ class SshConnection:
         self.node = node
         self._workdir = node.workdir or DEFAULT_WORKDIR
         self.directory = f"{self._workdir}/runs/{store.directory.name}/{node.name}"
-        self._store, self._packer = store, packer
+        self._store, self._packer, self.token = store, packer, store.facts.token
         self._transport: SshTransport | None = None
+        self._second: SshTransport | None = None  # for files, where one channel is all one gets
         self._files: TransferSession | None = None
         self._bulk: TransferSession | None = None
         self._bulk_process: openssh.BulkProcess | None = None
@@ -128,25 +129,35 @@ class SshConnection:
         self._store.keep(scratch, digest)
         return digest
 
+    def heard_at(self) -> float:
+        transports = (self._transport, self._second)
+        return max((t.heard_at for t in transports if t), default=0.0)
+
     def abort(self) -> None:
-        if self._transport:
-            self._transport.abort()
+        for transport in (self._transport, self._second):
+            if transport:
+                transport.abort()
         if self._bulk_process:
             self._bulk_process.abort()
 
     def close(self) -> None:
-        if self._transport:
-            self._transport.close()
-        if self._bulk_process:
-            self._bulk_process.close()
-        self._transport = self._files = self._bulk = self._bulk_process = None
+        for opened in (self._transport, self._second, self._bulk_process):
+            if opened:
+                opened.close()
+        self._transport = self._second = self._files = self._bulk = self._bulk_process = None
 
     # -- channels and processes --------------------------------------------------------------
 
     def _run(self, part: str) -> tuple[ChannelStream, Wire]:
         if not self._transport:
             raise LinkLostError("the connection is closed")
-        stream = self._transport.run(command_of(self.node))
+        try:
+            stream = (self._second or self._transport).run(command_of(self.node))
+        except ChannelRefusedError:
+            if self._second:
+                raise
+            self._second = SshTransport.logged_in(self._transport.endpoint)
+            stream = self._second.run(command_of(self.node))
         try:
             return stream, become(stream, self.node, part)
         except LinkLostError as error:

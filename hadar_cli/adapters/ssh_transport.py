@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 
@@ -23,6 +23,26 @@ _CHANNEL_S = 60.0
 _PACKET = 32768
 
 
+class ChannelRefusedError(LinkLostError):
+    """The server opens no further channel on this connection: MaxSessions."""
+
+
+class _Ear:
+    """A socket, or what stands for one, that notes when anything arrived."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.heard_at = time.monotonic()
+
+    def recv(self, size: int) -> bytes:
+        content: bytes = self._inner.recv(size)
+        self.heard_at = time.monotonic()
+        return content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
 class SshTransport:
     """A connection to one endpoint, logged in; many channels may run over it."""
 
@@ -31,9 +51,9 @@ class SshTransport:
         self.endpoint = endpoint
         self._via = SshTransport.logged_in(endpoint.via) if endpoint.via else None
         with _as_link_errors(endpoint):
-            self._socket = self._reach()
+            self._socket = _Ear(self._reach())
             try:
-                self._transport = paramiko.Transport(self._socket)
+                self._transport = paramiko.Transport(cast(socket.socket, self._socket))
                 self.host_key = self._greet()
             except BaseException:
                 self.abort()
@@ -111,10 +131,18 @@ class SshTransport:
         with suppress(paramiko.SSHException):
             yield from paramiko.Agent().get_keys()
 
+    @property
+    def heard_at(self) -> float:
+        """When the last byte came, by time.monotonic."""
+        return self._socket.heard_at
+
     def run(self, command: str) -> ChannelStream:
         """Starts a command; its streams, once the server has agreed to it."""
         with _as_link_errors(self.endpoint):
-            channel = self._transport.open_session(timeout=_CHANNEL_S)
+            try:
+                channel = self._transport.open_session(timeout=_CHANNEL_S)
+            except paramiko.ChannelException as error:
+                raise ChannelRefusedError(f"{self.endpoint}: {error}") from error
             channel.settimeout(_CHANNEL_S)
             channel.exec_command(command)
             return ChannelStream(channel)

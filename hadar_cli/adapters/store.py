@@ -45,6 +45,7 @@ class RunFacts:
     started_at: str
     hadar_version: str
     forecast: Forecast | None = None
+    token: str = ""  # by which nodes tell runs of the same name apart
 
 
 class RunStore:
@@ -60,8 +61,8 @@ class RunStore:
         os.umask(0o077)
         store = cls(runs / facts.id)
         with _storage_errors(store.directory):
-            store._objects.mkdir(parents=True)
-            (store.directory / "models").mkdir()
+            store._objects.mkdir(parents=True, exist_ok=True)
+            (store.directory / "models").mkdir(exist_ok=True)
             _write_durably(store.directory / "run.json", msgspec.json.encode(facts))
         return store
 
@@ -232,6 +233,12 @@ def list_runs(runs: Path) -> list[Path]:
     """Run directories, oldest first."""
     facts = sorted(runs.glob("*/run.json"), key=lambda path: path.stat().st_mtime_ns)
     return [path.parent for path in facts]
+
+
+def is_taken(directory: Path) -> bool:
+    """Whether something is there, other than what a head left that died before its run began."""
+    begun = {"objects", "models", "run.json.part"}
+    return directory.exists() and not begun.issuperset(path.name for path in directory.iterdir())
 
 
 def remove_run(store: RunStore) -> None:

@@ -9,6 +9,7 @@ from hadar_cli.core.events import CopyStarted
 from hadar_cli.core.state import JobState, RunState
 
 _FIRST_START_COST_S = 2.5  # of a cold copy, until one has been measured
+_MOST_FAILURES = 5  # in a row, on one device
 _NEWEST = 0.3  # weight of the newest start among all so far
 
 
@@ -21,6 +22,8 @@ class Occupancy:
         self.errands: dict[str, str] = {}  # device -> attempt that does not
         self.warm: dict[str, int] = {}  # device -> job whose process is there
         self.late: set[str] = set()  # attempts that nobody waits for
+        self.silent: set[str] = set()  # devices of which nothing is heard
+        self.failures: dict[str, int] = {}  # device -> copies that failed there in a row
         self.ahead: dict[str, str] = {}  # device -> attempt that was sent ahead of its time
         self.progress: dict[str, int] = {}  # attempt -> steps it has told of
         self.start_cost_s = _FIRST_START_COST_S  # of a copy whose process is not there yet
@@ -45,6 +48,12 @@ class Occupancy:
             if device in self.ahead and device not in self.busy:
                 self.busy[device] = self.ahead.pop(device)
         return self._state.device_of(attempt)
+
+    def fails_too_often(self, device: str) -> bool:
+        """Notes a failure; whether the device had better be left alone, as there are others."""
+        self.failures[device] = self.failures.get(device, 0) + 1
+        others = set(self._devices) - self._state.lost_devices.keys() - {device}
+        return self.failures[device] >= _MOST_FAILURES and bool(others)
 
     @property
     def is_empty(self) -> bool:

@@ -110,7 +110,18 @@ class NodeBack:
     devices: tuple[str, ...]
 
 
-Report: TypeAlias = Progressed | Surveyed | HandedIn | Failed | NodeGone | NodeBack
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """Nothing was heard of a machine for a while; its copies may live, but nobody waits for them.
+
+    Followed by ``NodeGone`` or, when it ``is_over``, by another of these.
+    """
+
+    devices: tuple[str, ...]
+    is_over: bool = False
+
+
+Report: TypeAlias = Progressed | Surveyed | HandedIn | Failed | NodeGone | NodeBack | NodeSilent
 
 
 class Executor(Protocol):

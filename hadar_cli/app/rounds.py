@@ -25,6 +25,7 @@ from hadar_cli.app.ports import (
     HandedIn,
     NodeBack,
     NodeGone,
+    NodeSilent,
     Observer,
     Progressed,
     Report,
@@ -45,6 +46,8 @@ _LEAST_STINT_S = 0.5
 _HEADROOM = 1.5  # more steps than a device should come to, in case it is faster than thought
 _STRETCH = 1 / 3  # of a slot: longer, if all the work is done then
 _AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
+_SILENT_PATIENCE_S = 1.0  # past a meeting's time, with copies of which nothing is heard
+_NO_NEWS = (Progressed, Surveyed, NodeSilent)  # nothing can be started after these
 
 
 @dataclass(slots=True)
@@ -169,7 +172,7 @@ class RoundLoop:
                 if isinstance(report, HandedIn | Failed):
                     self._give_up_if_hopeless(report.attempt)
             is_news = self._close_overdue_meetings()
-            if is_news or not all(isinstance(r, (Progressed, Surveyed)) for r in reports):
+            if is_news or not all(isinstance(r, _NO_NEWS) for r in reports):
                 self._keep_devices_busy()
             self._send_ahead()
             self._observer.tick()
@@ -339,14 +342,26 @@ class RoundLoop:
 
     def _close_overdue_meetings(self) -> bool:
         """Goes on without copies that are late: a hung machine costs the others only patience."""
-        now, closed = self._executor.now(), False
-        for job in self._awaited() if not self._lasting else ():
-            if now >= self._overdue_at(job):
-                awaited = self._held.awaited(self._state.jobs[job])
-                self._held.late.update(copy.attempt for copy in awaited)
-                self._commit(self._state.jobs[job])
+        closed = False
+        for number in self._awaited() if not self._lasting else ():
+            job = self._state.jobs[number]
+            if late := self._overdue(job):
+                self._held.late.update(copy.attempt for copy in late)
+                if not self._held.awaited(job):
+                    self._commit(job)
                 closed = True
         return closed
+
+    def _overdue(self, job: JobState) -> list[events.CopyStarted]:
+        """Copies that the job's meeting waits for no longer; for those out of reach it never did
+        for long, as they cost the others nothing so."""
+        now, due = self._executor.now(), self._meetings.due(job.job.id)
+        awaited = self._held.awaited(job)
+        if now >= self._overdue_at(job.job.id):
+            return awaited
+        if not self._held.silent or now < (due or 0.0) + _SILENT_PATIENCE_S:
+            return []
+        return [copy for copy in awaited if self._held.silent.intersection(copy.devices)]
 
     # -- ahead of time -----------------------------------------------------------------------
 
@@ -406,6 +421,9 @@ class RoundLoop:
                     )
                 if report.refused:
                     self._refused.update(report.devices)
+            case NodeSilent():
+                change = set.difference_update if report.is_over else set.update
+                change(self._held.silent, report.devices)
             case NodeBack():
                 for device in report.devices:
                     self._tracker.record(events.DeviceReturned(self._executor.now(), device))
@@ -427,6 +445,7 @@ class RoundLoop:
                 if not report.stays:
                     self._held.warm.pop(device, None)
                 if self._tracker.handed_in(report):
+                    self._held.failures.pop(device, None)
                     self._learn(report)
                 self._put_back(report)
                 self._commit_if_complete(report.attempt)
@@ -435,6 +454,9 @@ class RoundLoop:
                 self._held.warm.pop(device, None)
                 self._stints.pop(report.attempt, None)
                 self._tracker.failed(report)
+                if not report.node_fault and self._held.fails_too_often(device):
+                    why = f"copy after copy fails there; last: {report.why}"
+                    self._tracker.record(events.DeviceLost(self._executor.now(), device, why))
                 self._commit_if_complete(report.attempt)
 
     def _put_back(self, report: HandedIn) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -89,6 +90,7 @@ def run(
         started_at=now.isoformat(timespec="seconds"),
         hadar_version=__version__,
         forecast=rehearse(batch, inventory, runs_dir),
+        token=secrets.token_hex(8),
     )
     _announce(batch, devices, run_id)
     if facts.forecast:
@@ -168,7 +170,9 @@ def _run_id(runs: Path, name: str | None, stem: str) -> str:
     if not _RUN_NAME.fullmatch(name):
         fix = "use letters, digits, dots, dashes and underscores"
         raise InputError(f"{name!r} cannot name a run", field="--name", fix=fix)
-    if (runs / name).exists():
+    from hadar_cli.adapters.store import is_taken
+
+    if is_taken(runs / name):
         raise InputError(
             f"there is already a run {name!r} in {runs}/",
             field="--name",

@@ -16,7 +16,6 @@ When the head or the connection goes, it simply ends; a new one picks up from th
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -24,7 +23,6 @@ import secrets
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -37,10 +35,11 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
 
 from hadar_cli.node import processes
 from hadar_cli.node.bootstrap import answer as send
+from hadar_cli.node.nursery import Nursery
 from hadar_cli.node.order import write_atomically
 from hadar_cli.node.plain_files import open_plain, read_json
 from hadar_cli.node.setup import stamp_path
-from hadar_cli.node.supervisor import WorkerSpec, order_path
+from hadar_cli.node.supervisor import WorkerSpec, leased_at, order_path
 
 _LOOK_EVERY_S = 0.025
 _PROGRESS_EVERY_S = 0.5
@@ -52,17 +51,22 @@ Message = dict[str, Any]
 
 
 class Superseded(Exception):
-    """A newer head, or a newer connection of the same one, gives the orders now."""
+    """Somebody else gives the orders: a newer head, a newer connection, another run."""
 
 
 class Agent:
     """One head's session on one node for one run."""
 
-    def __init__(self, run: Path, epoch: int, lease_s: float, imports: list[str]) -> None:
-        self._run, self._lease_s = run, lease_s
-        self._fence = {"epoch": epoch, "session": secrets.token_hex(8)}
-        self._nursery = _Nursery(run / "nursery.log", imports)
+    def __init__(self, run: Path, request: Message) -> None:
+        self._run, self._lease_s = run, float(request["lease_s"])
+        self._fence = {
+            "run": request["run"],
+            "epoch": int(request["epoch"]),
+            "session": secrets.token_hex(8),
+        }
+        self._nursery = Nursery(run / "nursery.log", request.get("imports", []))
         self._active: dict[str, Path] = {}  # attempt -> its worker's directory
+        self._born_by: dict[Path, int] = {}  # worker's directory -> pid of the nursery it is from
         self._since: dict[str, float] = {}
         self._told_progress: dict[str, tuple[float, int]] = {}
 
@@ -78,16 +82,18 @@ class Agent:
         for name in ("workers", "attempts"):
             (run / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(run):
-            if int((_read_json(run / "fence.json") or {"epoch": 0})["epoch"]) > request["epoch"]:
-                raise Superseded("a newer head has taken over this run")
-            lease_s, imports = float(request["lease_s"]), request.get("imports", [])
-            agent = cls(run, int(request["epoch"]), lease_s, imports)
+            is_other = _check_fence(run, request)
+            agent = cls(run, request)
             write_atomically(run / "fence.json", agent._fence)
             agent.renew()
         known = agent._adopt(request["attempts"])
         kept = {record["worker"] for record in known.values()} | set(request["workers"])
         agent.stop_workers(0.0, kept)
         agent._tidy(known)
+        if is_other:  # what an earlier run of the same name left must not be taken for ours
+            _remove(run / "workers")
+            _remove(run / "setup")
+            (run / "workers").mkdir(mode=0o700)
         return agent, {"python": sys.version.split()[0], "attempts": known}
 
     def _adopt(self, attempts: list[str]) -> dict[str, Message]:
@@ -157,7 +163,7 @@ class Agent:
         write_atomically(order_path(directory, number), variables)
         self._watch(attempt, directory)
         if number == 1:
-            self._nursery.start(directory, self._spec(request))
+            self._born_by[directory] = self._nursery.start(directory, self._spec(request))
         return {"warm": number > 1}
 
     def _spec(self, request: Message) -> WorkerSpec:
@@ -240,10 +246,14 @@ class Agent:
         if known:
             why = "its supervisor was killed"
             return {"code": -1, "why": why, "log": _tail(directory / "log")}
-        if time.monotonic() < self._since[attempt] + _NEVER_STARTED_S and self._nursery.is_alive:
+        # One that an earlier agent asked for may come yet: its nursery does all it was told to.
+        nursery = self._nursery.pid
+        is_coming = self._nursery.is_alive and self._born_by.get(directory, nursery) == nursery
+        if is_coming and time.monotonic() < self._since[attempt] + _NEVER_STARTED_S:
             return None
         (directory / "stop").touch()  # should it come up after all
-        return {"code": -1, "why": "it never started", "log": _tail(self._run / "nursery.log")}
+        log = _tail(self._run / "nursery.log")
+        return {"code": -1, "why": "it never started", "log": log, "node_fault": not is_coming}
 
     def _progress(self, attempt: str, files: Path) -> list[Message]:
         now = time.monotonic()
@@ -260,33 +270,17 @@ class Agent:
         return [{"event": "progress", "attempt": attempt, **told}]
 
 
-class _Nursery:
-    """The process that workers are forked from; it ends when this one does."""
-
-    def __init__(self, log: Path, imports: list[str]) -> None:
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(Path(__file__).with_name("nursery.py")), *imports],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                start_new_session=True,
-            )
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def end(self) -> None:
-        """Not left to its end of file: after the answer, nothing of the run is there any more."""
-        self._process.kill()
-        self._process.wait()
-
-    def start(self, directory: Path, spec: WorkerSpec) -> None:
-        assert self._process.stdin
-        request = {"directory": str(directory), "spec": dataclasses.asdict(spec)}
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
+def _check_fence(run: Path, request: Message) -> bool:
+    """Whether another run of the same name was here. Raises where that one, or a newer head of this
+    one, is at work."""
+    fence = _read_json(run / "fence.json") or {}
+    if fence.get("run", request["run"]) == request["run"]:
+        if int(fence.get("epoch", 0)) > request["epoch"]:
+            raise Superseded("a newer head has taken over this run")
+        return False
+    if time.monotonic() < leased_at(run / "lease") + float(request["lease_s"]):
+        raise Superseded("another run of this name is at work here: give yours another --name")
+    return True
 
 
 def _processes_of(directory: Path) -> list[tuple[int, int]]:

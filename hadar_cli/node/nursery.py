@@ -11,9 +11,11 @@ still choose its own.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import runpy
+import subprocess
 import sys
 import traceback
 from contextlib import suppress
@@ -25,6 +27,48 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
 from hadar_cli.node.order import write_atomically
 from hadar_cli.node.setup import set_up
 from hadar_cli.node.supervisor import WorkerSpec, supervise
+
+
+class Nursery:
+    """The agent's hold on it: it ends with the agent. If it is killed, the next worker gets a new
+    one."""
+
+    def __init__(self, log: Path, imports: list[str]) -> None:
+        self._log, self._imports = log, imports
+        self._process = self._begin()
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as file:
+            return subprocess.Popen(
+                [sys.executable, "-I", str(Path(__file__).resolve()), *self._imports],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> None:
+        """Not left to its end of file: after the answer, nothing of the run is there any more."""
+        self._process.kill()
+        self._process.wait()
+
+    def start(self, directory: Path, spec: WorkerSpec) -> int:
+        """Has it fork the worker; its pid."""
+        if not self.is_alive:
+            self._process = self._begin()
+        assert self._process.stdin
+        request = {"directory": str(directory), "spec": dataclasses.asdict(spec)}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._process.pid
 
 
 def main() -> None:

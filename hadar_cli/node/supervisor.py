@@ -28,6 +28,7 @@ from hadar_cli.node.order import write_atomically
 _LOOK_EVERY_S = 0.05
 _TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _GRACE_S = 5.0  # past an order's deadline, for saving
+_NO_LEASE = "the head's lease ran out"
 _START_GRACE_S = 120.0  # past the first one's, for importing and reading data
 
 
@@ -73,7 +74,8 @@ def supervise(directory: Path, spec: WorkerSpec, become_worker: BecomeWorker) ->
     processes.kill_group(pid, started)
     code = worker.wait()
     processes.kill_children()
-    write_atomically(directory / "exit.json", {"code": code, "why": why})
+    ended = {"code": code, "why": why, "node_fault": why == _NO_LEASE}
+    write_atomically(directory / "exit.json", ended)
 
 
 class _Worker:
@@ -105,12 +107,12 @@ class _Worker:
 
 def _watch(directory: Path, spec: WorkerSpec, worker: _Worker) -> str:
     """Returns when the worker is gone or must go, with the reason in words."""
-    number, deadline, result = 1, *_limits(order_path(directory, 1))
+    number, limits = 1, _limits(order_path(directory, 1))
     while worker.poll() is None:
         following = order_path(directory, number + 1)
         if following.exists():
-            number, (deadline, result) = number + 1, _limits(following)
-        why = _reason_to_stop(directory, spec, deadline, result)
+            number, limits = number + 1, _limits(following)
+        why = _reason_to_stop(directory, spec, limits)
         if why:
             worker.ask_to_leave()
             return why
@@ -118,25 +120,52 @@ def _watch(directory: Path, spec: WorkerSpec, worker: _Worker) -> str:
     return "exited"
 
 
-def _limits(order: Path) -> tuple[float, Path]:
+@dataclass(slots=True)
+class _Limits:
+    """By when an order has to be done. A first one may start late, and has its time from then."""
+
+    issued_at: float
+    seconds: float  # with some for saving
+    start_grace_s: float
+    result: Path
+    progress: Path
+    began_at: float | None = None  # when it was first seen to train
+
+    def are_passed(self, now: float) -> bool:
+        if now <= self.issued_at + self.seconds:
+            return False
+        if self.result.exists() or not self.result.parent.exists():
+            return False  # what was collected is gone, directory and all
+        if self.began_at is None and self.progress.exists():
+            self.began_at = now
+        if self.start_grace_s and self.began_at is not None:
+            return now > self.began_at + self.seconds
+        return now > self.issued_at + self.seconds + self.start_grace_s
+
+
+def _limits(order: Path) -> _Limits:
     variables: dict[str, Any] = json.loads(order.read_text())
     seconds = float(variables["HADAR_SECONDS_LEFT"])
-    grace = max(_GRACE_S, 0.2 * seconds) + (_START_GRACE_S if order.stem == "1" else 0.0)
-    return float(variables["HADAR_ISSUED_AT"]) + seconds + grace, Path(variables["HADAR_RESULT"])
+    return _Limits(
+        float(variables["HADAR_ISSUED_AT"]),
+        seconds + max(_GRACE_S, 0.2 * seconds),
+        _START_GRACE_S if order.stem == "1" else 0.0,
+        Path(variables["HADAR_RESULT"]),
+        Path(variables["HADAR_PROGRESS"]),
+    )
 
 
-def _reason_to_stop(directory: Path, spec: WorkerSpec, deadline: float, result: Path) -> str | None:
+def _reason_to_stop(directory: Path, spec: WorkerSpec, limits: _Limits) -> str | None:
     now = time.monotonic()
     if (directory / "stop").exists():
         return "released"
-    if now > _leased_at(Path(spec.lease)) + spec.lease_s:
-        return "the head's lease ran out"
-    if now > deadline and result.parent.exists() and not result.exists():
-        return "did not stop at its deadline"  # what was collected is gone, directory and all
-    return None
+    if now > leased_at(Path(spec.lease)) + spec.lease_s:
+        return _NO_LEASE
+    return "did not stop at its deadline" if limits.are_passed(now) else None
 
 
-def _leased_at(lease: Path) -> float:
+def leased_at(lease: Path) -> float:
+    """When the head's lease was last renewed, on the node's monotonic clock."""
     try:
         return float(lease.read_text())
     except (OSError, ValueError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from hadar_cli.adapters.store import read_journal
+from hadar_cli.adapters.store import RunStore, read_journal
 from hadar_cli.core import events
+from hadar_cli.core.model import Job
 from hadar_cli.core.state import RunState
 from hadar_cli.core.steps import Range
 from hadar_cli.errors import HadarError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _SLOW = {"copy slow", "report delayed", "link cut shortly", "link cut for long"}
 _PATIENCE_S = 40.0
+
+Claims: TypeAlias = dict[str, tuple[events.CopyFinished, set[int]]]  # attempt -> what it did
 
 INVARIANTS = {
     "I1": "each step counted once, each copy within its quota, the target reached exactly",
@@ -51,17 +54,16 @@ def demand(holds: object, what: str) -> None:
 
 
 class Recount:
-    """Folds a journal with plain sets of numbers."""
+    """Folds a journal with plain sets of numbers; what is known of weights is for those below."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self) -> None:
         self.done: dict[int, set[int]] = defaultdict(set)
         self.generation: dict[int, int] = defaultdict(int)
         self.weights: dict[int, weights.Vector] = {}
         self.digest: dict[int, str] = {}
         self._started: dict[str, events.CopyStarted] = {}
         self._given: dict[str, set[int]] = {}  # attempts under way
-        self._claims: dict[str, tuple[events.CopyFinished, set[int]]] = {}
+        self._claims: Claims = {}
         self._epoch = 0
         self._loss: dict[int, float] = {}
         self._rival: dict[int, str] = {}
@@ -131,11 +133,10 @@ class Recount:
             demand(rival, f"once: job {job} has nothing left to compare")
             if loss < self._loss[job]:
                 self.digest[job] = rival
-                self.weights[job] = weights.load(self._world.store.object_path(rival))
+                self.weights[job] = self._load(rival)
 
     def _merge(self, event: events.WeightsMerged) -> None:
-        job, copies = event.job, []
-        base = self.weights.get(job)
+        job, claims = event.job, {}
         self._check_nobody_waited(event)
         for attempt in event.accepted:
             demand(attempt in self._claims, f"I1: {attempt} counted, but had nothing to count")
@@ -144,10 +145,7 @@ class Recount:
             demand(not claimed & self.done[job], f"I1: steps of {attempt} counted twice")
             demand(finished.weights, f"I8: {attempt} counted without weights")
             self.done[job] |= claimed
-            demand(attempt in self._world.trained, f"I8: {attempt} never handed in these weights")
-            trained = self._world.trained[attempt]
-            self._check_lineage(attempt, trained, base)
-            copies.append(weights.Trained(trained.base, trained.made, len(claimed)))
+            claims[attempt] = (finished, claimed)
         for attempt, why in event.refused:
             demand(why, f"{attempt} refused for no reason")
             self._claims.pop(attempt, None)
@@ -155,19 +153,49 @@ class Recount:
             return
         demand(event.generation == self.generation[job] + 1, "I8: a generation was left out")
         self.generation[job] = event.generation
+        self.weights[job] = self._check_weights(event, claims)
+        self.digest[job] = event.weights
+
+    def _check_nobody_waited(self, event: events.WeightsMerged) -> None: ...
+
+    def _check_weights(self, event: events.WeightsMerged, claims: Claims) -> weights.Vector:
+        """The merged weights, once they are known to be the average of what these copies made."""
+        raise NotImplementedError
+
+    def _load(self, digest: str) -> weights.Vector:
+        raise NotImplementedError
+
+
+class SimulatedRecount(Recount):
+    """Knows from its world what every copy truly did."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def _load(self, digest: str) -> weights.Vector:
+        return weights.load(self._world.store.object_path(digest))
+
+    def _check_weights(self, event: events.WeightsMerged, claims: Claims) -> weights.Vector:
+        copies, base = [], self.weights.get(event.job)
+        for attempt, (_, claimed) in claims.items():
+            demand(attempt in self._world.trained, f"I8: {attempt} never handed in these weights")
+            trained = self._world.trained[attempt]
+            self._check_lineage(attempt, trained, base)
+            copies.append(weights.Trained(trained.base, trained.made, len(claimed)))
         expected = weights.average(base, copies, self._world.mix.merge)
         max_steps = max(copy.steps for copy in copies)
         found = self._world.merged.get(event.weights)
         if found is None:  # the head died before anyone saw it; it is still the newest then
-            found = weights.load(self._world.store.object_path(event.weights))
+            found = self._load(event.weights)
             self._world.merged[event.weights] = found
-        demand(np.allclose(found, expected, rtol=1e-9), f"I8: job {job}, not the average")
-        self.weights[job], self.digest[job] = found, event.weights
+        demand(np.allclose(found, expected, rtol=1e-9), f"I8: job {event.job}, not the average")
         if event.rival:
             made = {copy.made.tobytes() for copy in copies if copy.steps == max_steps}
-            rival = weights.load(self._world.store.object_path(event.rival))
-            demand(rival.tobytes() in made, f"I8: job {job}, the rival is not the leader")
-            self._rival[job] = event.rival
+            rival = self._load(event.rival)
+            demand(rival.tobytes() in made, f"I8: job {event.job}, the rival is not the leader")
+            self._rival[event.job] = event.rival
+        return found
 
     def _check_nobody_waited(self, event: events.WeightsMerged) -> None:
         """A copy that will never report costs the others no more than the slot and patience."""
@@ -182,8 +210,7 @@ class Recount:
     def _check_lineage(
         self, attempt: str, trained: weights.Trained, base: weights.Vector | None
     ) -> None:
-        started = self._started[attempt]
-        wanted = weights.untrained(started.job) if base is None else base
+        wanted = weights.untrained(self._started[attempt].job) if base is None else base
         is_right = np.allclose(trained.base, wanted, rtol=1e-9)
         demand(is_right, f"I8: {attempt} did not train the job's latest weights")
 
@@ -192,30 +219,36 @@ def _numbers(slices: tuple[Range, ...]) -> set[int]:
     return {step for first, end in slices for step in range(first, end)}
 
 
-def check_journal(world: World) -> Recount:
+def check_journal(world: World) -> SimulatedRecount:
     """All that must hold whenever a head has ended, however it did."""
     journal = read_journal(world.store.journal_path)
     records = iter(journal)
     is_whole = all(any(event == record for record in records) for event in world.acknowledged)
     demand(is_whole, "durable: acknowledged records are missing")
-    recount = Recount(world)
+    recount = SimulatedRecount(world)
+    recount_all(recount, journal, world.mix.jobs)
+    return recount
+
+
+def recount_all(recount: Recount, journal: list[events.Event], jobs: tuple[Job, ...]) -> None:
+    """Takes the whole journal; the product's own fold has to agree."""
+    state = RunState(jobs)
     for event in journal:
         recount.take(event)
-    state = RunState(world.mix.jobs)
-    for event in journal:
         state.apply(event)
     for number, job in state.jobs.items():
         done = _numbers(job.done.ranges)
         demand(done == recount.done[number], "replay: other steps than were counted")
         demand(job.generation == recount.generation[number], "replay: another generation")
-    return recount
 
 
 def check_end(world: World) -> None:
-    """A finished run has every step once, whole checkpoints and models, and no litter."""
-    recount = check_journal(world)
-    store = world.store
-    for job in world.mix.jobs:
+    check_models(check_journal(world), world.store, world.mix.jobs)
+
+
+def check_models(recount: Recount, store: RunStore, jobs: tuple[Job, ...]) -> None:
+    """A finished run has every step once, whole checkpoints, and models equal to them."""
+    for job in jobs:
         wanted = set(range(job.target_steps))
         demand(recount.done[job.id] == wanted, f"I1: job {job.id} has not all its steps")
         store.verify(recount.digest[job.id])

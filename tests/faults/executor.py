@@ -16,6 +16,7 @@ from hadar_cli.app.ports import (
     HandedIn,
     NodeBack,
     NodeGone,
+    NodeSilent,
     Report,
 )
 from tests.faults import lies, weights
@@ -25,6 +26,7 @@ from tests.faults.nodes import LEASE_S, Copy, SimulatedNode
 if TYPE_CHECKING:
     from tests.faults.world import World
 
+_SILENT_S, _GONE_S = 4.0, 13.0  # after a cut: nobody waits for the node, it is given up
 _LATE_S = 150.0  # past its deadline a copy that was never heard of is given up
 _MOST_WAITS = 20_000
 
@@ -216,9 +218,9 @@ class FaultyExecutor:
         if strikes("node rebooted"):
             node.lose_processes()
         elif strikes("link cut shortly"):
-            self._cut(node, dice.uniform(0.1, LEASE_S - 1))
+            self._cut(node, dice.uniform(0.1, _GONE_S - 1))
         elif strikes("link cut for long"):
-            self._cut(node, dice.uniform(LEASE_S + 1, 200))
+            self._cut(node, dice.uniform(_GONE_S + 1, 200))
         elif len(self._world.nodes) > 1 and not self.refused and strikes("node refused"):
             self.refused.add(node)
             node.is_cut = True
@@ -228,9 +230,15 @@ class FaultyExecutor:
         node.is_cut = True
         node.let_lease_run_out(LEASE_S + self._misfortune.dice.uniform(0, 5))
         ends = self._clock.now + seconds
-        if seconds > LEASE_S:
-            self._clock.at(self._clock.now + LEASE_S, lambda: self._give_up(node))
+        if seconds > _SILENT_S:
+            self._clock.at(self._clock.now + _SILENT_S, lambda: self._tell_silence(node))
+        if seconds > _GONE_S:
+            self._clock.at(self._clock.now + _GONE_S, lambda: self._give_up(node))
         self._clock.at(ends, lambda: self._world.mend(node))
+
+    def _tell_silence(self, node: SimulatedNode, is_over: bool = False) -> None:
+        if not self.is_dead and node not in self._gone:
+            self._inbox.append(NodeSilent(node.devices, is_over))
 
     def _give_up(self, node: SimulatedNode, refused: bool = False) -> None:
         if self.is_dead:
@@ -259,4 +267,5 @@ class FaultyExecutor:
         if node in self._gone:
             self._gone.discard(node)
             self._inbox.append(NodeBack(node.devices))
+        self._tell_silence(node, is_over=True)
         self._open(node)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TypeAlias
 
-MODULES = ("simulation", "fuzz", "flips")  # sections run, and appear in the table, in this order
+MODULES = ("simulation", "real", "crash", "soak", "fuzz", "flips")  # in the order of the table
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from hadar_cli.adapters.executor import NodeExecutor
 from hadar_cli.adapters.local import LocalConnection
 from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.app.ports import Failed, HandedIn
+from hadar_cli.app.ports import Failed, HandedIn, NodeGone, Report
 from hadar_cli.core.model import Job, Launch, Mix, Node
 from hadar_cli.node import processes
 from tests.contract.test_executor import collect, order
@@ -40,6 +40,7 @@ with open(os.environ["HADAR_RESULT"] + ".part", "w") as file:
     json.dump({"steps": 1}, file)
 os.rename(file.name, os.environ["HADAR_RESULT"])
 """
+PLAIN = (Path(__file__).parents[1] / "support" / "plain_script.py").read_text()
 CRASHES = "import sys; print('about to fail'); sys.exit('no data set here')"
 
 
@@ -96,17 +97,38 @@ class Lab:
         return True
 
 
-def agent_of(directory: Path) -> int:
-    """The pid that holds the fence's nursery log: the agent is the nursery's parent."""
+def nursery_of(directory: Path) -> int:
+    """The pid that holds the nursery's log."""
     log = str(directory / "nursery.log")
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if os.readlink(entry / "fd" / "2") == log:
-                    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    return int(entry.name)
             except OSError:
                 continue
-    raise AssertionError("no agent runs")
+    raise AssertionError("no nursery runs")
+
+
+def agent_of(directory: Path) -> int:
+    """The agent is the nursery's parent."""
+    stat = Path(f"/proc/{nursery_of(directory)}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def wait_for_path(directory: Path, pattern: str, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not list(directory.glob(pattern)):
+        assert time.monotonic() < deadline, f"no {pattern}"
+        time.sleep(0.02)
+
+
+def reports_of(executor: NodeExecutor, within_s: float = 60.0) -> list[Report]:
+    """The first reports that come."""
+    reports, deadline = [], executor.now() + within_s
+    while not reports and executor.now() < deadline:
+        reports = executor.wait(executor.now() + 0.5)
+    return reports
 
 
 @pytest.fixture
@@ -195,6 +217,42 @@ def test_a_worker_dies_with_its_supervisor(lab):
     [report] = collect(executor, 1)
     assert isinstance(report, Failed)
     assert processes.start_time(worker) is None
+
+
+def test_a_killed_nursery_is_replaced_and_no_job_is_blamed(lab):
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(PLAIN)))
+    [first] = collect(executor, 1)
+    assert isinstance(first, HandedIn)
+    os.kill(nursery_of(lab.directory), signal.SIGKILL)
+    executor.start(order("b", (10, 20), job=lab.job(PLAIN), weights=first.weights))
+    [again] = collect(executor, 1)
+    assert isinstance(again, HandedIn)
+    os.kill(nursery_of(lab.directory), signal.SIGSTOP)  # the order reaches it, and nobody is born
+    executor.start(order("c", (20, 30), job=lab.job(PLAIN), weights=again.weights))
+    wait_for_path(lab.directory, "attempts/c/order.json")
+    os.kill(nursery_of(lab.directory), signal.SIGKILL)
+    [report] = collect(executor, 1)
+    assert isinstance(report, Failed)
+    assert (report.why, report.node_fault) == ("it never started", True)
+
+
+def test_another_run_of_the_same_name_is_kept_apart(lab):
+    """Two heads in different places, one name, one node: whoever comes second is turned away."""
+    executor = lab.open()
+    executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
+    lab.worker()
+    facts = RunFacts("r", Mix("m", ()), (lab.node,), "", "", token="another")
+    other = LocalConnection(lab.node, RunStore.create(lab.tmp_path / "elsewhere", facts))
+    other.directory = str(lab.directory)
+    stranger = NodeExecutor([other], 7, 0.0)
+    lab.executors.append(stranger)
+    stranger.adopt([])
+    [refused] = [r for r in reports_of(stranger) if isinstance(r, NodeGone)]
+    assert "another run of this name" in refused.why
+    executor.recall()
+    [report] = collect(executor, 1)
+    assert isinstance(report, HandedIn | Failed)
 
 
 def test_a_worker_that_ignores_its_deadline_is_ended(lab, monkeypatch):
@@ -286,7 +344,7 @@ def test_a_result_that_is_a_link_is_refused(lab):
 
 def test_workers_end_when_the_heads_lease_runs_out(lab, monkeypatch):
     monkeypatch.setattr("hadar_cli.adapters.node_hand.LEASE_S", 2.0)
-    monkeypatch.setattr("hadar_cli.adapters.executor._RENEW_EVERY_S", 1000.0)
+    monkeypatch.setattr("hadar_cli.adapters.executor._LOOK_AFTER_EVERY_S", 1000.0)
     executor = lab.open()
     executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
     lab.worker()

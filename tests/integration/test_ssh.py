@@ -413,7 +413,7 @@ def test_a_node_that_stays_away_is_gone_and_welcome_back(tmp_path, store, monkey
     monkeypatch.setattr(node_hand, "LEASE_S", 5.0)
     monkeypatch.setattr(node_hand, "_RETURN_EVERY_S", 0.5)
     # Well within the short lease, or copies die of a late renewal.
-    monkeypatch.setattr("hadar_cli.adapters.executor._RENEW_EVERY_S", 0.5)
+    monkeypatch.setattr("hadar_cli.adapters.executor._LOOK_AFTER_EVERY_S", 0.5)
     with running(tmp_path / "lab", count=2) as lab:
         nodes = [replace(n, gpus=(), emulated_speed=None) for n in read_nodes(lab.inventory)]
         away, here = (node.name for node in nodes)

@@ -38,7 +38,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes a minute in life takes seconds here."""
     monkeypatch.setattr(node_hand, "LEASE_S", 2.0)
     monkeypatch.setattr(node_hand, "_RETURN_EVERY_S", 1000.0)
-    monkeypatch.setattr(executors, "_RENEW_EVERY_S", 0.5)
+    monkeypatch.setattr(executors, "_LOOK_AFTER_EVERY_S", 0.5)
     monkeypatch.setattr(ssh_transport, "_CHANNEL_S", 5.0)
 
 

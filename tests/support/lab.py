@@ -170,6 +170,12 @@ class Lab:
         make_key(self[name].path / "host_key")
         self.start(name)
 
+    def configure(self, name: str, **options: str) -> None:
+        """Restarts the server with these lines in its configuration; an empty one is left out."""
+        self.stop(name)
+        self[name].options = options
+        self.start(name)
+
     def use_shell(self, name: str, shell: str) -> None:
         self[name].use_shell(shell)
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hadar_cli.node import processes
@@ -35,6 +35,7 @@ class Sshd:
     port: int
     pid: int = 0
     started: int = 0
+    options: dict[str, str] = field(default_factory=dict)  # of sshd_config, in place of ours
 
     @property
     def path(self) -> Path:
@@ -122,7 +123,7 @@ exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"
         """Kills the server; with its sessions also whatever was started through it."""
         if self.is_up:
             os.kill(self.pid, signal.SIGSTOP)  # no new sessions while the old ones are listed
-            _kill(self.pid, *(_descendants(self.pid) if sessions else ()))
+            _kill(self.pid, *(descendants(self.pid) if sessions else ()))
             processes.wait_gone([(self.pid, self.started)], 5.0)
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
@@ -161,6 +162,8 @@ exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"
             if Path(server).exists():
                 lines.append(f"Subsystem sftp {server}")
                 break
+        lines = [line for line in lines if line.split()[0] not in self.options]
+        lines += [f"{name} {value}" for name, value in self.options.items() if value]
         return "\n".join(lines) + "\n"
 
 
@@ -234,7 +237,7 @@ def _root_is_locked() -> bool:
     return False
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """Everything below a process; sshd gives each connection a session of its own."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -10,6 +10,7 @@ from hadar_cli.adapters.store import (
     RunFacts,
     RunStore,
     find_run,
+    is_taken,
     mend_journal,
     read_journal,
 )
@@ -145,3 +146,24 @@ def test_the_lock_names_the_head_that_holds_it(store):
     assert store.holder() is None
     (store.directory / "lock").write_text(f"[{os.getpid()}, 1]")  # a pid used again
     assert store.holder() is None
+
+
+@pytest.mark.parametrize("last", ["objects", "models", "run.json.part"])
+def test_a_run_whose_head_died_while_making_it_may_be_made_again(tmp_path, last):
+    directory = tmp_path / "runs" / "r1"
+    made = ["objects", "models", "run.json.part"]
+    for name in made[: made.index(last) + 1]:
+        (directory / name).mkdir(parents=True)
+    assert not is_taken(directory)
+    if last == "run.json.part":
+        (directory / last).rmdir()
+        (directory / last).write_text("{")
+    facts = RunFacts("r1", make_mix([100]), make_nodes(), "2026-01-01", "0")
+    assert RunStore.create(tmp_path / "runs", facts).facts == facts
+    assert is_taken(directory)
+
+
+def test_a_folder_of_something_else_is_no_place_for_a_run(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    assert is_taken(tmp_path)
+    assert not is_taken(tmp_path / "new")

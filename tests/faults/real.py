@@ -1,0 +1,158 @@
+"""Real faults over real SSH servers, as a section of ``scripts/faults``."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+
+from tests.faults.checker import Count, Violation, demand
+from tests.faults.real_catalog import Scenario, Skip, kills, scenarios
+from tests.faults.real_checker import check_no_process, check_run
+from tests.faults.real_faults import Strike, inflict
+from tests.faults.real_run import RealRun
+from tests.faults.real_site import Site
+from tests.faults.sections import Findings, Size, section
+
+AT_ONCE = 6
+_SLOW_LINK = 2e6  # bytes a second: transfers last long enough to be struck
+_LARGE = 150_000  # floats
+
+
+@dataclass
+class Outcome:
+    name: str
+    seed: int
+    strikes: list[Strike] = field(default_factory=list)
+    violation: str | None = None
+    checked: int = 0
+    steps: int = 0
+    redone: int = 0
+    skipped: str | None = None
+
+
+def run_scenario(scenario: Scenario, site: Site, directory: Path, seed: int) -> Outcome:
+    """A run with its faults; whatever does not hold is the outcome's violation."""
+    outcome = Outcome(scenario.name, seed, steps=scenario.steps)
+    site.heal()
+    site.empty()
+    try:
+        if scenario.arrange:
+            scenario.arrange(site)
+        _play(scenario, site, directory, outcome)
+    except Skip as reason:
+        outcome.skipped = f"{scenario.name}: {reason}"
+    finally:
+        site.heal()
+        scenario.tidy(site)
+    return outcome
+
+
+def _play(scenario: Scenario, site: Site, directory: Path, outcome: Outcome) -> None:
+    dice = Random(f"{scenario.name} {outcome.seed}")
+    floats, every_s = (_LARGE, 1.5) if scenario.large else (1000, 0.7)
+    site.link.bytes_per_s = _SLOW_LINK if scenario.large else float("inf")
+    run = RealRun(site, directory, dice, outcome.steps, floats, every_s)
+    try:
+        run.start()
+        for fault in scenario.faults:
+            outcome.strikes.append(inflict(fault, run))
+        finish(run)
+        check_no_process(site)
+        check_run(run)
+        for fault in scenario.faults:
+            fault.afterwards(run)
+        if scenario.proves:
+            demand(scenario.proves(run), "what was arranged was not met")
+            outcome.strikes.append(Strike(scenario.name))
+        outcome.redone = site.steps_trained() - outcome.steps
+    except Exception as error:  # whatever it is, the others go on
+        said = (directory / "stderr").read_text(errors="replace")[-400:]
+        what = error if isinstance(error, Violation) else repr(error)
+        outcome.violation = f"{scenario.name} (seed {outcome.seed}): {what}; head said: {said}"
+    finally:
+        if run.is_running():
+            run.kill()
+
+
+def finish(run: RealRun) -> None:
+    """To the end, resumed as often as the message says so."""
+    for _ in range(4):
+        code = run.end_head()
+        if code == 0:
+            return
+        run.resume()
+    raise Violation(f"I4: still not finished: exit codes {[code for code, _ in run.exits]}")
+
+
+@contextmanager
+def sites(directory: Path, count: int) -> Iterator[SimpleQueue[Site]]:
+    """A few clusters, lent out one at a time."""
+    made = [Site(directory / f"site-{number}") for number in range(count)]
+    free: SimpleQueue[Site] = SimpleQueue()
+    for one in made:
+        free.put(one)
+    try:
+        yield free
+    finally:
+        for one in made:
+            one.heal()
+            one.down()
+
+
+def run_scenarios(scenarios: list[Scenario], seed: int, at_once: int = AT_ONCE) -> list[Outcome]:
+    """Most of their time is spent waiting, so several go on at once."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        with sites(directory, min(at_once, len(scenarios))) as free:
+
+            def play(number: int) -> Outcome:
+                site, place = free.get(), directory / f"run-{number}"
+                try:
+                    return run_scenario(scenarios[number], site, place, seed + number)
+                finally:
+                    shutil.rmtree(place, ignore_errors=True)
+                    free.put(site)
+
+            with ThreadPoolExecutor(at_once) as pool:
+                return list(pool.map(play, range(len(scenarios))))
+
+
+@section("real faults", waits=True)
+def run_real(size: Size) -> Findings:
+    chosen = scenarios() + (kills() * 14 if size.is_full else [])
+    checked = Count.checked
+    outcomes = run_scenarios(chosen, size.seed)
+    strikes = [strike for outcome in outcomes for strike in outcome.strikes]
+    kinds: dict[str, list[Strike]] = {}
+    for strike in strikes:
+        kinds.setdefault(strike.kind.split(" at ")[0], []).append(strike)
+    return Findings(
+        trials=len(strikes),
+        fired=Counter(strike.kind for strike in strikes),
+        checked=Count.checked - checked,
+        violations=[outcome.violation for outcome in outcomes if outcome.violation],
+        recoveries_s=[s.recovered_s for s in strikes if s.recovered_s is not None],
+        steps=sum(outcome.steps for outcome in outcomes),
+        steps_redone=sum(outcome.redone for outcome in outcomes),
+        skipped=[o.skipped for o in outcomes if o.skipped],
+        details={"worst, in seconds": {kind: _worst(found) for kind, found in kinds.items()}},
+    )
+
+
+def _worst(strikes: list[Strike]) -> str:
+    noticed = [s.noticed_s for s in strikes if s.noticed_s is not None]
+    counted = [s.recovered_s for s in strikes if s.recovered_s is not None]
+    words = [f"{len(strikes)} fired"]
+    words += [f"a loss recorded after {max(noticed):.1f}"] if noticed else []
+    words += [f"the victim's steps counted after {max(counted):.1f}"] if counted else []
+    others = [s.others_s for s in strikes if s.others_s is not None]
+    words += [f"others at most {max(others):.1f} without a merge"] if others else []
+    return ", ".join(words)

@@ -1,0 +1,347 @@
+"""All real faults, as scenarios: kills and hangs, links, disks, clocks, and odd machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hadar_cli.core import events
+from tests.faults.checker import demand
+from tests.faults.real_faults import NODE_S, STAGES, Fault, find, kill, kill_head, stop
+from tests.faults.real_run import RealRun
+from tests.faults.real_site import PYTHON, Site
+
+NOISE = "echo -n 'Welcome! '; echo '{\"answer\": 1}'; echo '@hadarly'; echo mail for you >&2\n"
+
+
+class Skip(Exception):
+    """It cannot be done on this computer; the message says why."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run, and what strikes it, one after another."""
+
+    name: str
+    faults: tuple[Fault, ...] = ()
+    arrange: Callable[[Site], object] | None = None  # before the run: an odd machine is a fault too
+    tidy: Callable[[Site], object] = lambda site: None
+    proves: Callable[[RealRun], object] | None = None  # that what was arranged was met
+    large: bool = False  # large weights over a slow link
+
+    @property
+    def steps(self) -> int:
+        """More than are done while the faults last."""
+        return 200 + sum(250 + int(110 * fault.lasts_s) for fault in self.faults)
+
+
+def scenarios() -> list[Scenario]:
+    return [*kills(), *hangs(), *links(), *nodes(), *machines()]
+
+
+def kills() -> list[Scenario]:
+    """kill -9 of everything at every stage."""
+    victims = ("worker", "supervisor", "agent", "nursery", "session")
+    found = [
+        Scenario(
+            f"kills at {stage}", tuple(kill(who, stage) for who in victims), large=_is_slow(stage)
+        )
+        for stage in STAGES
+    ]
+    heads = [kill_head(stage) for stage in STAGES if not _is_slow(stage)]
+    found.append(Scenario("head killed", tuple(heads)))
+    slow = [kill_head(stage) for stage in STAGES if _is_slow(stage)]
+    return [*found, Scenario("head killed, slow link", tuple(slow), large=True)]
+
+
+def _is_slow(stage: str) -> bool:
+    return stage in ("transfer", "hand-in")
+
+
+def hangs() -> list[Scenario]:
+    """SIGSTOP, and SIGCONT later."""
+    brief = ("worker", "agent", "supervisor", "nursery", "session", "sshd", "head")
+    return [
+        Scenario("brief hangs", tuple(stop(who, "training", 2.0) for who in brief)),
+        Scenario("worker hangs at its end", (stop("worker", "hand-in", 3.0),)),
+        Scenario("agent hangs", (stop("agent", "training", 20.0),)),
+        Scenario("node hangs", (stop("everyone", "training", 25.0),)),
+        Scenario("head hangs beyond its lease", (stop("head", "training", 23.0),)),
+    ]
+
+
+# -- links ---------------------------------------------------------------------------------------
+
+
+def links() -> list[Scenario]:
+    return [
+        *(Scenario(f"link cut at {s}", (cut(s, 2.0),), large=_is_slow(s)) for s in STAGES),
+        Scenario("link cut for long", (cut("training", 25.0),)),
+        Scenario("connections reset", tuple(reset(stage) for stage in ("start", "training"))),
+        Scenario("connections reset in transfer", (reset("transfer"),), large=True),
+        Scenario("flapping link", (flap("training"),)),
+        Scenario("slow link", (slow("start"),)),
+        Scenario("listener gone and back", (refuse("training"),)),
+    ]
+
+
+def cut(stage: str, lasts_s: float) -> Fault:
+    """Nothing passes, and nobody is told."""
+
+    def strike(run: RealRun) -> bool:
+        run.site.link.is_cut = True
+        return True
+
+    def mend(run: RealRun) -> None:
+        run.site.link.is_cut = False
+
+    within_s = NODE_S if lasts_s > NODE_S else None
+    return Fault(f"link cut for {lasts_s:.0f} s", strike, stage, mend, lasts_s, within_s)
+
+
+def reset(stage: str) -> Fault:
+    return Fault("connections reset", lambda run: run.site.link.reset(), stage)
+
+
+def flap(stage: str) -> Fault:
+    """Breaks again and again, each time soon after it was mended."""
+
+    def strike(run: RealRun) -> int:
+        broken = 0
+        for _ in range(5):
+            broken += run.site.link.reset()
+            run.jitter(1.0)
+        return broken
+
+    return Fault("link flaps", strike, stage)
+
+
+def slow(stage: str) -> Fault:
+    def strike(run: RealRun) -> bool:
+        run.site.link.bytes_per_s = 20e3
+        return True
+
+    def mend(run: RealRun) -> None:
+        run.site.link.bytes_per_s = float("inf")
+
+    return Fault("link slow", strike, stage, mend, 8.0)
+
+
+def refuse(stage: str) -> Fault:
+    """No server answers on the port, and connections break."""
+
+    def strike(run: RealRun) -> int:
+        run.site.link.close()
+        return run.site.link.reset()
+
+    return Fault("listener gone", strike, stage, lambda run: run.site.link.open(), 4.0)
+
+
+# -- nodes ---------------------------------------------------------------------------------------
+
+
+def nodes() -> list[Scenario]:
+    rebooted = tuple(reboot(stage) for stage in STAGES if not _is_slow(stage))
+    return [
+        Scenario("sshd killed", tuple(kill_sshd(s) for s in STAGES if not _is_slow(s))),
+        Scenario("rebooted", rebooted),
+        Scenario("rebooted in transfer", (reboot("transfer"),), large=True),
+        Scenario("out of memory", (exhaust(),)),
+        Scenario("preempted", (preempt("training"), preempt("start"))),
+        Scenario("disk full", (fill_disk("training"),), _mount, _unmount),
+    ]
+
+
+def kill_sshd(stage: str) -> Fault:
+    """Listener and connections; the copies live on."""
+
+    def strike(run: RealRun) -> int:
+        return run.site.signal_all("sshd", signal.SIGKILL)
+
+    def mend(run: RealRun) -> None:
+        run.site.node.end(sessions=False)
+        run.site.lab.start(run.site.victim)
+
+    return Fault("sshd killed", strike, stage, mend, 1.0)
+
+
+def reboot(stage: str) -> Fault:
+    """All processes are gone, and their pids belong to others when the node is back."""
+    strangers: list[subprocess.Popen[bytes]] = []
+
+    def strike(run: RealRun) -> int:
+        killed = len(run.site.node.sessions())
+        run.site.lab.stop(run.site.victim)
+        for path in run.site.node.home.glob(".hadar/runs/*/*/workers/*/worker.json"):
+            strangers.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+            pid = strangers[-1].pid
+            path.write_text(json.dumps({"worker": [pid, 1], "supervisor": [pid, 1]}))
+        return killed
+
+    def mend(run: RealRun) -> None:
+        run.site.lab.start(run.site.victim)
+
+    def look(run: RealRun) -> None:
+        for stranger in strangers:
+            demand(stranger.poll() is None, "I7: a stranger with a reused pid was killed")
+            stranger.kill()
+            stranger.wait()
+        strangers.clear()
+
+    return Fault("rebooted, pids reused", strike, stage, mend, 0.5, afterwards=look)
+
+
+def exhaust() -> Fault:
+    """The next step takes all the memory that it may have."""
+
+    def strike(run: RealRun) -> bool:
+        trap = run.site.node.home / "exhaust-memory"
+        trap.touch()
+        run.await_that(lambda: not trap.exists() or not run.is_running(), 30.0, "nobody took it")
+        return not trap.exists()
+
+    return Fault("out of memory", strike)
+
+
+def preempt(stage: str) -> Fault:
+    """SIGTERM: save, hand in and leave."""
+
+    def strike(run: RealRun) -> int:
+        find(run, "worker")
+        return run.site.signal_all("worker", signal.SIGTERM)
+
+    return Fault("worker preempted", strike, stage)
+
+
+def _mount_read_only(site: Site) -> None:
+    _mount(site, "ro")
+
+
+def _mount(site: Site, how: str = "rw") -> None:
+    """A small disk for the node's working directory."""
+    place = site.node.home / ".hadar"
+    place.mkdir(mode=0o700)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size=8m,mode=700,{how}", "tmpfs", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Skip(f"no file system can be mounted here: {done.stderr.strip()}")
+
+
+def _unmount(site: Site) -> None:
+    subprocess.run(
+        ["umount", "-l", str(site.node.home / ".hadar")], check=False, capture_output=True
+    )
+
+
+def fill_disk(stage: str) -> Fault:
+    def strike(run: RealRun) -> bool:
+        with (run.site.node.home / ".hadar" / "filler").open("wb") as file:
+            try:
+                while True:
+                    file.write(bytes(1 << 16))
+                    file.flush()
+            except OSError:
+                return True
+
+    def mend(run: RealRun) -> None:
+        (run.site.node.home / ".hadar" / "filler").unlink()
+
+    return Fault("node's disk full", strike, stage, mend, 3.0)
+
+
+# -- odd machines --------------------------------------------------------------------------------
+
+
+def machines() -> list[Scenario]:
+    """The victim is odd from the beginning; each proves that this was met, and works or is left."""
+    shells = [
+        Scenario(f"{shell} as login shell", (), _shell(shell), _shell("bash"), _was_used)
+        for shell in ("fish", "tcsh", "dash")
+    ]
+    return [
+        *shells,
+        Scenario("login noise", (), _noise, proves=_was_used),
+        Scenario("MaxSessions 1", (), _options(MaxSessions="1"), _options(), _was_used),
+        Scenario("no sftp", (), _options(Subsystem=""), _options(), _was_used),
+        Scenario("python missing", (), _python("/no/python"), proves=_was_lost),
+        Scenario("python old", (), _old_python, proves=_was_lost),
+        Scenario("clock moved", (), _other_clock, proves=_was_used),
+        Scenario("listed twice", (), _twice, proves=_was_used),
+        Scenario("disk read-only", (), _mount_read_only, _unmount, _was_lost),
+        Scenario("shared home", (), _share_home, _part_homes, _was_used),
+    ]
+
+
+def _was_used(run: RealRun) -> bool:
+    """Copies on the victim counted, and it was never lost."""
+    mine = {
+        seen.event.attempt
+        for seen in run.seen
+        if isinstance(seen.event, events.CopyStarted) and seen.event.device == run.site.victim
+    }
+    merged = [seen.event for seen in run.seen if isinstance(seen.event, events.WeightsMerged)]
+    return any(mine & set(event.accepted) for event in merged) and not _was_lost(run)
+
+
+def _was_lost(run: RealRun) -> bool:
+    lost = [seen.event for seen in run.seen if isinstance(seen.event, events.DeviceLost)]
+    return any(event.device == run.site.victim and event.why for event in lost)
+
+
+def _shell(shell: str) -> Callable[[Site], object]:
+    def arrange(site: Site) -> None:
+        if not shutil.which(shell):
+            raise Skip(f"there is no {shell} here")
+        site.lab.use_shell(site.victim, shell)
+
+    return arrange
+
+
+def _noise(site: Site) -> None:
+    site.furnish(".bashrc", NOISE)
+
+
+def _options(**options: str) -> Callable[[Site], object]:
+    return lambda site: site.lab.configure(site.victim, **options)
+
+
+def _python(path: str) -> Callable[[Site], object]:
+    return lambda site: site.extra.setdefault(site.victim, {}).update(python=path)
+
+
+def _old_python(site: Site) -> None:
+    """One that chokes on today's grammar, as Python 2 does."""
+    words = '#!/bin/sh\necho "SyntaxError: invalid syntax" >&2\nexit 1\n'
+    _python(str(site.furnish("python2", words)))(site)
+
+
+def _other_clock(site: Site) -> None:
+    """The node's monotonic clock is days ahead of the head's."""
+    if os.geteuid() or subprocess.run(["unshare", "-T", "true"], check=False).returncode:
+        raise Skip("no time namespaces here")
+    words = f'#!/bin/sh\nexec unshare -T --monotonic 777777 --boottime 777777 {PYTHON} "$@"\n'
+    _python(str(site.furnish("python-ahead", words)))(site)
+
+
+def _twice(site: Site) -> None:
+    site.aliases["again"] = site.victim
+
+
+def _share_home(site: Site) -> None:
+    """As on a cluster with one file server."""
+    other = site.lab[site.others[0]]
+    shutil.rmtree(other.home)
+    other.home.symlink_to(site.node.home)
+
+
+def _part_homes(site: Site) -> None:
+    site.lab[site.others[0]].home.unlink()

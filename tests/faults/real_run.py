@@ -1,0 +1,148 @@
+"""One real run of ``hadar`` over a site: started, watched, resumed, and checked at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from hadar_cli.adapters.store import RunStore, _decode
+from hadar_cli.core import events
+from tests.faults.checker import Violation
+from tests.faults.real_site import JOB, Site
+
+ROOT = Path(__file__).parents[2]
+SLOT_S = 2.0
+LONGEST_S = 120.0  # of a run with its fault, on a loaded machine
+MIX = """
+name: real
+slot_s: {slot_s}
+merge: {{rule: mean, every_s: {every_s}, solo: 0.0}}
+jobs:
+  - {{script: job.py, name: job, steps: {steps}, batch_size: 4, args: ["{floats}"]}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record of the journal, and when it was first seen there."""
+
+    at: float
+    event: events.Event
+
+
+@dataclass
+class RealRun:
+    """A run in a directory of its own; ``dice`` gives jitter."""
+
+    site: Site
+    directory: Path
+    dice: Random
+    steps: int = 360
+    floats: int = 1000
+    every_s: float = 0.7
+    seen: list[Seen] = field(default_factory=list)
+    exits: list[tuple[int, str]] = field(default_factory=list)  # of every head: code, stderr
+    _head: subprocess.Popen[bytes] | None = None
+    _offset: int = 0
+
+    def __post_init__(self) -> None:
+        (self.directory / "kept").mkdir(parents=True)
+        (self.directory / "job.py").write_text(JOB.read_text())
+        text = MIX.format(
+            slot_s=SLOT_S,
+            every_s=self.every_s,
+            steps=self.steps,
+            floats=self.floats,
+        )
+        (self.directory / "mix.yaml").write_text(text)
+        self.site.write_inventory(self.directory / "nodes.toml")
+
+    @property
+    def store(self) -> RunStore:
+        return RunStore(self.directory / "runs" / self.directory.name)
+
+    @property
+    def head(self) -> int:
+        assert self._head
+        return self._head.pid
+
+    # -- heads -------------------------------------------------------------------------------
+
+    def start(self, *options: str) -> None:
+        words = ("run", "mix.yaml", "-n", "nodes.toml", "--no-live", "--name", self.directory.name)
+        self._start(*words, options=options)
+
+    def resume(self, *options: str) -> None:
+        """With no flags, as the message says."""
+        self._start("resume", options=options)
+
+    def _start(self, *words: str, options: tuple[str, ...]) -> None:
+        options = ("--kept", "kept", *options)
+        with (self.directory / "stderr").open("wb") as errors:
+            self._head = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.real_head", *options, "--", *words],
+                cwd=self.directory,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+
+    def is_running(self) -> bool:
+        return self._head is not None and self._head.poll() is None
+
+    def kill(self) -> None:
+        """Like kill -9, and waits until it is gone."""
+        assert self._head
+        self._head.kill()
+        self._head.wait()
+
+    def end_head(self, within_s: float = LONGEST_S) -> int:
+        """Waits for the head's end, watching the journal; its exit code."""
+        assert self._head
+        self.await_that(lambda: not self.is_running(), within_s, "I4: the head does not end")
+        said = (self.directory / "stderr").read_text(errors="replace")
+        self.exits.append((self._head.returncode, said))
+        return int(self._head.returncode)
+
+    # -- watching ----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Takes up what is new in the journal."""
+        try:
+            with self.store.journal_path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except OSError:
+            return
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        now = time.monotonic()
+        self.seen += [Seen(now, _decode(line)) for line in whole.splitlines()]
+
+    def count(self, *kinds: type) -> int:
+        return sum(isinstance(seen.event, kinds) for seen in self.seen)
+
+    def first_after(self, at: float, *kinds: type) -> float | None:
+        """How long after that moment the first such record was seen."""
+        return next(
+            (s.at - at for s in self.seen if s.at > at and isinstance(s.event, kinds)), None
+        )
+
+    def await_that(self, holds: Callable[[], object], within_s: float, what: str) -> None:
+        deadline = time.monotonic() + within_s
+        while not holds():
+            self.look()
+            if time.monotonic() > deadline:
+                raise Violation(f"{what} within {within_s:.0f} s")
+            time.sleep(0.02)
+        self.look()
+
+    def jitter(self, most_s: float) -> None:
+        time.sleep(self.dice.uniform(0.0, most_s))
