@@ -103,7 +103,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def take_turns(mb: int, repeats: int) -> tuple[list[float], list[float]]:
-    """Seconds of merging five such copies, and of reading and adding them."""
+    """Processor seconds of merging five such copies, and of reading and adding them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         paths = [make(folder / f"copy{i}", mb, "F32", i) for i in range(5)]
@@ -116,7 +116,7 @@ def take_turns(mb: int, repeats: int) -> tuple[list[float], list[float]]:
         merge_anew()
         actions = {"merge": merge_anew, "add": lambda: read_and_add(paths, wide=True)}
         turns = [least(actions, 1) for _ in range(repeats)]
-        return [turn["merge"][0] for turn in turns], [turn["add"][0] for turn in turns]
+        return [turn["merge"][1] for turn in turns], [turn["add"][1] for turn in turns]
 
 
 def main() -> None:

@@ -137,6 +137,11 @@ def write(found: Measured, text: Text) -> None:
         ),
         rows,
     )
+    loads = [one.load for each in found.values() for one in each.values()]
+    text.say(
+        f"The machine was not always alone with it: its load average, looked at before each run, "
+        f"was {min(loads):.1f} to {max(loads):.1f}."
+    )
     _shares(found, text)
     series = {p: [Bar(one.ttd_s) for one in each.values()] for p, each in found.items()}
     mixes = [mix_name(mix) for mix in next(iter(found.values()))]

@@ -40,7 +40,8 @@ def decide(jobs: int) -> Decision:
 
 def write(found: list[Decision], text: Text) -> None:
     text.say(
-        "As many GPUs as jobs, three kinds in equal parts, every job with speeds of its own. "
+        "As many GPUs as jobs, three kinds in equal parts, every job with speeds of its own; "
+        "processor time. "
         "*First* is the first round of all; *later* one that is decided anew. Hadar keeps what it "
         "decided while nothing happens, which costs next to nothing and is not shown."
     )
