@@ -288,6 +288,8 @@ class RoundLoop:
         return bool(self._state.jobs[stint.job].free) and left > min(needed, self._mix.slot_s / 2)
 
     def _start_together(self, job: int, stints: Sequence[Stint]) -> None:
+        if len(stints) > 1:  # the last free steps are the fastest device's
+            stints = sorted(stints, key=lambda stint: -self._rates.rate(job, stint.device))
         left = self._meet(job, stints) - self._executor.now()
         expected = self._expected_steps(job, stints, left)
         for stint in stints:

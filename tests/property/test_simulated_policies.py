@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,3 +168,49 @@ def test_no_gang_policy_beats_its_bound(policy, batch):
     result = simulate(scenario, PolicyChoice(policy), policy, lambda done: None)
     assert result.ttd_s is not None and result.lower_bound_s is not None
     assert result.ttd_s >= result.lower_bound_s * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("policy", registry.names())
+@settings(deadline=None, max_examples=15)
+@given(batch=batches(), more=st.integers(1, 4))
+def test_a_bigger_cluster_never_loses_a_job(policy, batch, more):
+    jobs, table, devices = batch
+    spares = tuple(
+        replace(devices[i % len(devices)], name=f"spare-{i}", node="spare") for i in range(more)
+    )
+    state, happened = run(policy, jobs, table, (*devices, *spares), lost="")
+    check(state, happened, registry.create(PolicyChoice(policy)).forks)
+
+
+@st.composite
+def unequal_batches(draw: st.DrawFn) -> tuple[tuple[Job, ...], Throughputs, tuple[Device, ...]]:
+    """No two devices are alike, nor two jobs: no choice is left to the order they are listed in."""
+    rng = np.random.default_rng(draw(st.integers(0, 10_000)))
+    kinds = [f"gpu{i}" for i in range(draw(st.integers(1, 5)))]
+    jobs = tuple(
+        Job(i, f"m{i}", int(rng.integers(50, 4000)), 16, workload=f"m{i}", arrives_s=7.0 * i)
+        for i in range(draw(st.integers(1, 5)))
+    )
+    rates = {(job.name, 1, kind): float(rng.uniform(1, 20)) for job in jobs for kind in kinds}
+    return jobs, Throughputs(rates), parse_cluster(",".join(f"{kind}:1" for kind in kinds), 1)
+
+
+@pytest.mark.parametrize("policy", registry.names())
+@settings(deadline=None, max_examples=25)
+@given(batch=unequal_batches(), random=st.randoms(use_true_random=False))
+def test_other_names_and_another_order_change_nothing(policy, batch, random):
+    jobs, table, devices = batch
+    ids = random.sample(range(100), len(jobs))
+    others = [replace(job, id=id_) for job, id_ in zip(jobs, ids, strict=True)]
+    names = random.sample("abcdefgh", len(devices))
+    places = [replace(d, name=n, node=n) for d, n in zip(devices, names, strict=True)]
+    if policy != "hadare":  # of several optima, it takes the one that the order suggests
+        random.shuffle(others)
+        random.shuffle(places)
+    before, _ = run(policy, jobs, table, devices, lost="")
+    after, _ = run(policy, tuple(others), table, tuple(places), lost="")
+    assert ends(after) == pytest.approx(ends(before), abs=1e-3)
+
+
+def ends(state: RunState) -> dict[str, float | None]:
+    return {job.job.name: job.finished_at for job in state.jobs.values()}

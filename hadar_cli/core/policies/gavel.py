@@ -64,7 +64,7 @@ class Gavel:
         ids, gang, elastic = queue.ids.tolist(), queue.gang.tolist(), queue.elastic.tolist()
         # Kinds one after the other, the fastest first; leftovers go to jobs without a share.
         for r in general_ranking(queue):
-            order = np.lexsort((queue.ids, -shares[:, r], -priority[:, r]))
+            order = np.lexsort((queue.ids, queue.arrived_s, -shares[:, r], -priority[:, r]))
             able = order[queue.rates[order, r] > 0]
             for j in able.tolist():
                 if free[r] == 0:
@@ -93,9 +93,10 @@ class Gavel:
             if not is_due or np.array_equal(ids, memory.ids):
                 return memory
         # In one order always: of several optima, the solver's choice depends on it.
-        columns = np.argsort(queue.kinds)
-        shares = self.shares(queue.permuted(rows, columns))[:, np.argsort(columns)]
-        return GavelMemory(queue.now_s, ids, shares, queue.rounds_on[rows])
+        first_come, columns = np.lexsort((queue.ids, queue.arrived_s)), np.argsort(queue.kinds)
+        shares = np.empty_like(queue.rates)
+        shares[np.ix_(first_come, columns)] = self.shares(queue.permuted(first_come, columns))
+        return GavelMemory(queue.now_s, ids, shares[rows], queue.rounds_on[rows])
 
 
 @register
