@@ -132,7 +132,7 @@ class Pulls:
     """A connection to a node whose every file is the same checkpoint."""
 
     def __init__(self, answer: Message) -> None:
-        self.node, self.directory, self._answer = NODE, "/r", answer
+        self.node, self.directory, self.token, self._answer = NODE, "/r", "t", answer
 
     def open_agent(self, *_: Any) -> AgentLink:
         return Link(self._answer)
@@ -146,6 +146,9 @@ class Pulls:
     def pull(self, path: str, size: int) -> str:
         assert isinstance(path, str) and isinstance(size, int)
         return "w" * 64
+
+    def heard_at(self) -> float:
+        return 0.0
 
     def abort(self) -> None: ...
 
