@@ -75,15 +75,20 @@ def shares(total: int, speeds: Sequence[float]) -> list[int]:
 def meetings(recipe: Recipe, steps: int, workload: str = "") -> Iterator[list[int]]:
     """The steps of every device until each merge; the first ones are the fastest device's alone."""
     if recipe.in_mix:
-        yield from merges_in_mix(recipe.rules)[workload]
+        yield from merges_in_mix()[workload]
         return
-    done = min(steps, solo_steps(recipe.rules, steps)) if len(recipe.speeds) > 1 else 0
+    done = solo(recipe, steps) if len(recipe.speeds) > 1 else 0
     if done:
         yield [done if speed == max(recipe.speeds) else 0 for speed in recipe.speeds]
     while done < steps:
         counted = min(recipe.every, steps - done)
         yield shares(counted, recipe.speeds)
         done += counted
+
+
+def solo(recipe: Recipe, steps: int) -> int:
+    """The first steps, of the fastest device alone: it is the only job, so the others idle."""
+    return min(steps, solo_steps(recipe.rules, steps, others_idle=True))
 
 
 def time_taken(recipe: Recipe, steps: int) -> float:

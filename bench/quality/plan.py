@@ -41,7 +41,7 @@ CHOICES = (  # one rule changed; where it is the default, the run is the same an
 AMOUNTS = (
     _with("`solo: 0`", solo=0.0),
     _with("`solo: 0.02`", solo=0.02),
-    _with("`solo: 0.2`", solo=0.2),
+    _with("`solo: 0.1`", solo=0.1),
     _with("`warmup: 0.05`", warmup=0.05),
     _with("`warmup: 0.5`", warmup=0.5),
     _with("`outer: {lr: 0.7, momentum: 0.9}`", outer=OuterStep()),
@@ -76,7 +76,7 @@ def task(workload: str, recipe: Recipe, steps: int, seed: int) -> Task:
     """
     if recipe.name == FASTEST.name:
         steps = steps_alone(DEFAULT, steps)
-    if recipe.in_mix and not forked_in_mix(recipe.rules, workload):
+    if recipe.in_mix and not forked_in_mix(workload):
         recipe = replace(UNFORKED, name=recipe.name)
     return Task(workload, recipe, steps, seed)
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.quality.course import Outcome, run
+from bench.quality.course import Outcome, run, solo
 from bench.quality.plan import Task
 from bench.quality.scheduled import merges_in_mix
 from hadar_cli.core.model import PAPER_MERGE
@@ -49,8 +49,10 @@ def _key(task: Task) -> str:
     recipe["rules"] = {name: value for name, value in rules if value != plain[name]}
     if len(task.recipe.speeds) == 1:
         recipe["rules"] = {}
+    elif not task.recipe.in_mix:
+        recipe["rules"]["solo"] = solo(task.recipe, task.steps)  # in steps, whatever the rule says
     if recipe.pop("in_mix"):
-        merges = json.dumps(merges_in_mix(task.recipe.rules)[task.workload])
+        merges = json.dumps(merges_in_mix()[task.workload])
         recipe["schedule"] = hashlib.sha256(merges.encode()).hexdigest()[:12]
     return json.dumps([task.workload, task.steps, task.seed, recipe], separators=(",", ":"))
 

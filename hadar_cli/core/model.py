@@ -130,7 +130,7 @@ class MergeRules:
     rule: str = "mean"
     lr_scale: str = "linear"
     warmup: float = 0.3
-    solo: float = 0.1
+    solo: float = 0.2
     optimizer_state: str = "average"
     outer: OuterStep | None = None
     keep: str = "merged"  # at a job's end; "better": the last merge or its leader, by evaluation

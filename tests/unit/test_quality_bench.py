@@ -24,7 +24,6 @@ from bench.quality.page import judgement, page
 from bench.quality.plan import (
     DEFAULT,
     HELD_OUT,
-    IN_MIX,
     JUDGED,
     PLAIN,
     STEPS,
@@ -34,6 +33,7 @@ from bench.quality.plan import (
 )
 from bench.quality.results import Results
 from bench.quality.scheduled import forked_in_mix
+from hadar_cli.core.merging import solo_steps
 from hadar_cli.core.model import MergeRules
 
 SPEEDS = st.lists(st.floats(0.05, 10.0), min_size=1, max_size=8)
@@ -53,7 +53,7 @@ def test_every_step_is_done_once(steps: int, every: int, solo: float) -> None:
     counts = list(meetings(recipe, steps))
     assert sum(map(sum, counts)) == steps
     assert sum(count > 0 for count in counts[0]) == 1, "the first steps are one device's"
-    assert counts[0][LAB.index(1.0)] == max(1, round(solo * steps))
+    assert counts[0][LAB.index(1.0)] == solo_steps(recipe.rules, steps, others_idle=True)
 
 
 def test_time_is_counted_in_steps_of_the_fastest_device() -> None:
@@ -118,7 +118,7 @@ def test_the_verdict_counts_workloads(tmp_path: Path) -> None:
 def test_a_worse_default_is_not_called_good(tmp_path: Path) -> None:
     losses = {"unforked": 1.0, "HadarE in M-5": 1.06, "HadarE": 1.6} | RIVALS
     text = judgement(judged(tmp_path, losses), HELD_OUT)
-    unforked = sum(not forked_in_mix(IN_MIX.rules, workload) for workload in STEPS)
+    unforked = sum(not forked_in_mix(workload) for workload in STEPS)
     assert f"HadarE in M-5 {unforked} of 5" in text and "in equal time: 0 of 5" in text
 
 
