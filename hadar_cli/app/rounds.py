@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from hadar_cli.app.agenda import Agenda
 from hadar_cli.app.errands import Errands
 from hadar_cli.app.foresight import Foresight
+from hadar_cli.app.intake import Intake
 from hadar_cli.app.meetings import Meetings
 from hadar_cli.app.occupancy import Occupancy
 from hadar_cli.app.ports import (
     Executor,
     Failed,
     HandedIn,
-    NodeBack,
-    NodeGone,
     NodeSilent,
     Observer,
     Progressed,
@@ -36,7 +36,6 @@ from hadar_cli.app.views import Views
 from hadar_cli.core import events
 from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies.registry import Policy, Stint
-from hadar_cli.core.state import JobState
 from hadar_cli.core.throughput import Rates
 from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
 
@@ -46,34 +45,7 @@ _LEAST_STINT_S = 0.5
 _HEADROOM = 1.5  # more steps than a device should come to, in case it is faster than thought
 _STRETCH = 1 / 3  # of a slot: longer, if all the work is done then
 _AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
-_SILENT_PATIENCE_S = 1.0  # past a meeting's time, with copies of which nothing is heard
 _NO_NEWS = (Progressed, Surveyed, NodeSilent)  # nothing can be started after these
-
-
-@dataclass(slots=True)
-class _Round:
-    """What one round still has to do."""
-
-    ends_at: float = 0.0
-    lists: dict[str, deque[Stint]] = field(default_factory=dict)
-    has_trained: bool = False
-    is_planned_ahead: bool = False
-    next_stints: list[Stint] = field(default_factory=list)  # of the round after this one
-    sent_ahead: set[str] = field(default_factory=set)  # attempts that belong to it already
-
-    def plan(self, devices: Sequence[str], stints: Sequence[Stint]) -> None:
-        """Gives these devices new lists in place of what they had."""
-        for device in devices:
-            self.lists.pop(device, None)
-        for stint in stints:
-            self.lists.setdefault(stint.device, deque()).append(stint)
-
-    def put_back(self, stint: Stint, done: int) -> None:
-        """The rest of a stint is the next thing its device does."""
-        if done < stint.steps:
-            self.lists.setdefault(stint.device, deque()).appendleft(
-                replace(stint, steps=stint.steps - done)
-            )
 
 
 class RoundLoop:
@@ -94,7 +66,7 @@ class RoundLoop:
         self._executor, self._tracker, self._rates = executor, tracker, rates
         self._observer = observer
         self._state = tracker.state
-        self._round = _Round()
+        self._round = Agenda()
         self._meetings = Meetings(mix.merge, mix.slot_s)
         self._held = Occupancy(self._devices, self._state)
         self._views = Views(
@@ -109,8 +81,17 @@ class RoundLoop:
         )
         self._foresight = Foresight(self._state, self._held, self._views, rates)
         self._errands = Errands(tracker, executor, self._held, rates)
+        self._intake = Intake(
+            executor,
+            tracker,
+            observer,
+            rates,
+            self._held,
+            self._meetings,
+            self._errands,
+            self._foresight,
+        )
         self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
-        self._refused: set[str] = set()  # devices lost for security's sake
         # Copies of an unforked job need no merge at the slot's end: where they can, they run on.
         self._lasting = executor.prolongs and not policy.forks
 
@@ -141,7 +122,7 @@ class RoundLoop:
             self._meetings.expect(order.job.id, self._executor.now() + order.seconds)
         for job in self._state.jobs.values():
             if job.handed_in and not self._held.awaited(job):
-                self._commit(job)
+                self._intake.commit(job)
 
     # -- one round ---------------------------------------------------------------------------
 
@@ -154,7 +135,7 @@ class RoundLoop:
             stints = self._policy.plan(self._views.of(devices, slot_s))
         self._tracker.plan_round(stints)
         now = self._executor.now()  # after planning, which takes its time
-        round_ = self._round = _Round(ends_at=max(min(now + slot_s, latest), now + 0.75 * slot_s))
+        round_ = self._round = Agenda(ends_at=max(min(now + slot_s, latest), now + 0.75 * slot_s))
         if self._lasting:
             devices, stints = self._devices, self._reassign(stints)
         round_.plan(devices, [stint for stint in stints if stint.device in devices])
@@ -170,8 +151,8 @@ class RoundLoop:
             for report in reports:
                 self._take(report)
                 if isinstance(report, HandedIn | Failed):
-                    self._give_up_if_hopeless(report.attempt)
-            is_news = self._close_overdue_meetings()
+                    self._intake.give_up_if_hopeless(report.attempt)
+            is_news = not self._lasting and self._intake.close_overdue_meetings()
             if is_news or not all(isinstance(r, _NO_NEWS) for r in reports):
                 self._keep_devices_busy()
             self._send_ahead()
@@ -194,7 +175,7 @@ class RoundLoop:
         if self._lasting:
             return min(tick, self._round.ends_at)
         ahead = [] if self._round.is_planned_ahead else [self._send_ahead_at]
-        return min([tick, *ahead, *(self._overdue_at(job) for job in self._awaited())])
+        return min([tick, *ahead, self._intake.next_deadline()])
 
     def _reassign(self, stints: Sequence[Stint]) -> list[Stint]:
         """Leaves gangs that stay together at work, recalls the others; returns what is to start."""
@@ -233,19 +214,11 @@ class RoundLoop:
         for one more would cost every device another start or merge."""
         if self._lasting or any(job.job.arrives_s for job in self._state.unfinished):
             return
-        planned: dict[int, int] = {}
-        busy_s = self._views.busy_s(self._mix.slot_s)
-        for device, stints in self._round.lists.items():
-            for stint in stints:
-                planned[stint.job] = planned.get(stint.job, 0) + stint.steps
-                rate = self._rates.rate(stint.job, device)
-                busy_s[device] = busy_s.get(device, 0.0) + stint.steps / max(rate, 1e-9)
-        if any(planned.get(j.job.id, 0) < len(j.free) for j in self._state.unfinished):
-            return
-        longest_s = max(busy_s.values(), default=0.0)
-        done_at = self._executor.now() + 1.02 * longest_s + self._held.start_cost_s
-        if done_at <= self._round.ends_at + _STRETCH * self._mix.slot_s:
-            self._round.ends_at = max(self._round.ends_at, done_at)
+        if self._round.covers(self._state.unfinished):
+            lasts_s = self._round.lasts_s(self._rates, self._views.busy_s(self._mix.slot_s))
+            done_at = self._executor.now() + 1.02 * lasts_s + self._held.start_cost_s
+            if done_at <= self._round.ends_at + _STRETCH * self._mix.slot_s:
+                self._round.ends_at = max(self._round.ends_at, done_at)
 
     def _start_planned(self) -> None:
         """Starts the next stint of every idle device's list, all copies of a job knowing of each
@@ -332,39 +305,6 @@ class RoundLoop:
         rate = self._rates.rate
         return [min(quota, int(rate(job, d) * left) + 1) for d, quota in quotas.items()]
 
-    # -- meetings ----------------------------------------------------------------------------
-
-    def _awaited(self) -> list[int]:
-        """Jobs with copies under way that are not given up yet."""
-        late = self._held.late
-        return list({copy.job for copy in self._held.copies() if copy.attempt not in late})
-
-    def _overdue_at(self, job: int) -> float:
-        return self._meetings.overdue_at(job, self._held.start_cost_s)
-
-    def _close_overdue_meetings(self) -> bool:
-        """Goes on without copies that are late: a hung machine costs the others only patience."""
-        closed = False
-        for number in self._awaited() if not self._lasting else ():
-            job = self._state.jobs[number]
-            if late := self._overdue(job):
-                self._held.late.update(copy.attempt for copy in late)
-                if not self._held.awaited(job):
-                    self._commit(job)
-                closed = True
-        return closed
-
-    def _overdue(self, job: JobState) -> list[events.CopyStarted]:
-        """Copies that the job's meeting waits for no longer; for those out of reach it never did
-        for long, as they cost the others nothing so."""
-        now, due = self._executor.now(), self._meetings.due(job.job.id)
-        awaited = self._held.awaited(job)
-        if now >= self._overdue_at(job.job.id):
-            return awaited
-        if not self._held.silent or now < (due or 0.0) + _SILENT_PATIENCE_S:
-            return []
-        return [copy for copy in awaited if self._held.silent.intersection(copy.devices)]
-
     # -- ahead of time -----------------------------------------------------------------------
 
     @property
@@ -408,58 +348,18 @@ class RoundLoop:
 
     def _prepare_while_waiting(self, device: str) -> None:
         """A device that waits for a meeting of copies it is to join has time to get ready."""
-        stints = self._round.lists.get(device)
-        if stints and self._policy.forks:
-            self._errands.prepare(device, self._state.jobs[stints[0].job])
+        if self._policy.forks and (stint := self._round.next_of(device)):
+            self._errands.prepare(device, self._state.jobs[stint.job])
 
     # -- what comes back ---------------------------------------------------------------------
 
     def _take(self, report: Report) -> None:
         match report:
-            case NodeGone():
-                for device in report.devices:
-                    self._tracker.record(
-                        events.DeviceLost(self._executor.now(), device, report.why)
-                    )
-                if report.refused:
-                    self._refused.update(report.devices)
-            case NodeSilent():
-                change = set.difference_update if report.is_over else set.update
-                change(self._held.silent, report.devices)
-            case NodeBack():
-                for device in report.devices:
-                    self._tracker.record(events.DeviceReturned(self._executor.now(), device))
-            case Surveyed():
-                self._held.progress |= report.steps
-            case _ if self._tracker.is_under_way(report.attempt):
-                self._take_from_copy(report)
-            case _:
-                pass  # late or repeated: it matches nothing
-
-    def _take_from_copy(self, report: Progressed | HandedIn | Failed) -> None:
-        match report:
-            case Progressed():
-                self._held.progress[report.attempt] = report.steps
-                self._observer.progressed(report)
-            case HandedIn():
-                device = self._held.free(report.attempt)
-                self._errands.note(self._state.started[report.attempt].job, report.stays)
-                if not report.stays:
-                    self._held.warm.pop(device, None)
-                if self._tracker.handed_in(report):
-                    self._held.failures.pop(device, None)
-                    self._learn(report)
+            case HandedIn() if self._tracker.is_under_way(report.attempt):
                 self._put_back(report)
-                self._commit_if_complete(report.attempt)
             case Failed():
-                device = self._held.free(report.attempt)
-                self._held.warm.pop(device, None)
                 self._stints.pop(report.attempt, None)
-                self._tracker.failed(report)
-                if not report.node_fault and self._held.fails_too_often(device):
-                    why = f"copy after copy fails there; last: {report.why}"
-                    self._tracker.record(events.DeviceLost(self._executor.now(), device, why))
-                self._commit_if_complete(report.attempt)
+        self._intake.take(report)
 
     def _put_back(self, report: HandedIn) -> None:
         """A copy that came to a meeting before its stint was over goes on with it afterwards."""
@@ -468,55 +368,11 @@ class RoundLoop:
         if stint and self._policy.forks and report.stays and left > _LEAST_STINT_S:
             self._round.put_back(stint, report.result.steps)
 
-    def _learn(self, report: HandedIn) -> None:
-        started = self._state.started[report.attempt]
-        result = report.result
-        if result.steps and not started.gang:
-            self._rates.observe(started.job, started.device, result.steps, result.train_s)
-        if not report.warm:
-            self._held.learn_start(result.start_s)
-
-    def _commit_if_complete(self, attempt: str) -> None:
-        """Merges a job as soon as no copy that anyone waits for is still training."""
-        job = self._state.jobs[self._state.started[attempt].job]
-        if not self._held.awaited(job):
-            self._commit(job)
-
-    def _commit(self, job: JobState) -> None:
-        self._meetings.close(job.job.id)
-        came = list(job.handed_in.values())
-        if came:
-            waits = [self._wait_of(copy) for copy in came]
-            began = self._executor.now()  # patience with the late is no cost of merging
-            self._tracker.commit(job)
-            merge_s = self._executor.now() - began
-            self._meetings.learn(job.job.id, sum(waits) / len(waits) + merge_s)
-        if orphans := self._foresight.orphans(job):
-            self._executor.recall(orphans)
-
-    def _wait_of(self, copy: events.CopyFinished) -> float:
-        """What a copy's order took beside training; a cold start is not the meeting's fault."""
-        started = self._state.started[copy.attempt]
-        if started.follows:
-            return copy.save_s
-        cold_s = 0.0 if copy.warm else copy.start_s
-        return copy.t - started.t - copy.train_s - cold_s
-
-    def _give_up_if_hopeless(self, attempt: str) -> None:
-        started = self._state.started.get(attempt)
-        job = self._state.jobs[started.job] if started else None
-        if job and job.failures > job.job.retry:
-            why, log = job.last_failure
-            raise UnfinishedError(
-                f"job {job.job.name!r} failed {job.failures} times in a row; last: {why}",
-                fix=_last_lines(log) or "see the log of its last copy",
-            )
-
     def _wait_for_work(self) -> None:
         """Nothing could be started: the next job arrives later, or there is no device for it."""
         if not self._held.idle():
             reasons = "; ".join(f"{d}: {why}" for d, why in self._state.lost_devices.items())
-            if self._refused >= self._state.lost_devices.keys():
+            if self._intake.refused >= self._state.lost_devices.keys():
                 raise RefusedError(f"no device is left ({reasons})")
             raise UnfinishedError(f"no device is left ({reasons})")
         now = self._executor.now()
@@ -533,14 +389,9 @@ class RoundLoop:
 
     def _unplanned(self) -> tuple[str, ...]:
         """Idle devices with an empty list; the others wait for a meeting."""
-        return tuple(d for d in self._held.idle() if not self._round.lists.get(d))
+        return tuple(d for d in self._held.idle() if not self._round.next_of(d))
 
     def _not_about_to_go_on(self) -> list[str]:
         """Idle devices, but for those that wait only until their job's copies have met."""
-        lists = self._round.lists
-        idle = self._held.idle()
-        return [d for d in idle if not (lists.get(d) and self._must_wait(lists[d][0]))]
-
-
-def _last_lines(log: str, count: int = 5) -> str:
-    return "\n".join(log.strip().splitlines()[-count:])
+        nexts = [(device, self._round.next_of(device)) for device in self._held.idle()]
+        return [device for device, stint in nexts if not (stint and self._must_wait(stint))]

@@ -17,9 +17,9 @@ from unittest.mock import patch
 from hadar_cli.adapters import head, housekeeping, store
 from hadar_cli.adapters.consolidation import StoreConsolidator
 from hadar_cli.adapters.store import FileJournal, RunStore
+from hadar_cli.app.intake import Intake
 from hadar_cli.app.occupancy import Occupancy
 from hadar_cli.app.ports import Consolidated, CopyOrder, Failed, HandedIn
-from hadar_cli.app.rounds import RoundLoop
 from hadar_cli.app.tracker import Tracker
 from hadar_cli.core import events
 from hadar_cli.core.state import JobState, RunState
@@ -333,28 +333,28 @@ def copies_under_way_are_not_adopted() -> AbstractContextManager[object]:
 
 @mutant
 def a_lost_copy_keeps_its_device() -> AbstractContextManager[object]:
-    real = RoundLoop._take_from_copy
+    real = Intake._take_from_copy
 
-    def take(loop: RoundLoop, report: Any) -> None:
+    def take(intake: Intake, report: Any) -> None:
         if isinstance(report, Failed):
-            loop._tracker.failed(report)
+            intake.tracker.failed(report)
         else:
-            real(loop, report)
+            real(intake, report)
 
-    return _instead(RoundLoop, "_take_from_copy", take)
+    return _instead(Intake, "_take_from_copy", take)
 
 
 @mutant
 def a_late_copy_frees_its_device() -> AbstractContextManager[object]:
-    real = RoundLoop._close_overdue_meetings
+    real = Intake.close_overdue_meetings
 
-    def close(loop: RoundLoop) -> bool:
-        closed = real(loop)
-        for attempt in list(loop._held.late):
-            loop._held.free(attempt)
+    def close(intake: Intake) -> bool:
+        closed = real(intake)
+        for attempt in list(intake.held.late):
+            intake.held.free(attempt)
         return closed
 
-    return _instead(RoundLoop, "_close_overdue_meetings", close)
+    return _instead(Intake, "close_overdue_meetings", close)
 
 
 @mutant
@@ -370,9 +370,9 @@ def an_order_sent_ahead_is_forgotten() -> AbstractContextManager[object]:
 
 @mutant
 def nobody_gives_up_a_hopeless_job() -> AbstractContextManager[object]:
-    return _instead(RoundLoop, "_give_up_if_hopeless", lambda *_: None)
+    return _instead(Intake, "give_up_if_hopeless", lambda *_: None)
 
 
 @mutant
 def the_hung_are_waited_for() -> AbstractContextManager[object]:
-    return _instead(RoundLoop, "_close_overdue_meetings", lambda loop: False)
+    return _instead(Intake, "close_overdue_meetings", lambda intake: False)
