@@ -266,14 +266,15 @@ that several copies did between two merges. "HadarE" is the hardest case: a lone
 steps on the fastest device (as many as `hadar` gives it there), then all five devices to the end,
 merged every {every} counted steps.
 
-Counted steps: {steps}, at most as many as the presets' own; the
-shorter a training, the harder it is to divide. The loss is of held-out data: cross entropy for IC
-(on 2,000 images in place of the preset's 300), LM and LT, squared error for RS and MM. "Unforked"
-is Hadar: all steps one after another, saved and loaded between rounds. "Fastest alone" is the
-fastest device for the time that HadarE takes with all five, merging included ({merging} of it),
-with a schedule that ends then. A ratio is of mean losses over the same seeds: the same first weights, the same order of the data. ± is the standard
-error of a ratio (jackknife over seeds), and the standard deviation over seeds of everything else.
-A number in brackets says of how many seeds a ratio is, where some have not been measured.
+Counted steps: {steps}, at most as many as the presets' own; the shorter a training, the harder it
+is to divide. The loss is of held-out data: cross entropy for IC (on 2,000 images in place of the
+preset's 300), LM and LT, squared error for RS and MM. "Unforked" is Hadar: all steps one after
+another, saved and loaded between rounds. "Fastest alone" is the fastest device for the time that
+HadarE takes with all five, merging included ({merging} of it), with a schedule that ends then. A
+ratio is of mean losses over the same seeds: the same first weights, the same order of the data. ±
+is the standard error of a ratio (jackknife over seeds), and the standard deviation over seeds of
+everything else. A number in brackets says of how many seeds a ratio is, where some have not been
+measured.
 
 Defaults were looked for on seeds {tuned} only. Seeds {held_out} judge them."""
 
