@@ -28,7 +28,7 @@ def main() -> int:
     began = time.monotonic()
     findings = _run_all(options.only or list(load()), size)
     for name, found in findings.items():
-        table.print_details(name, found)
+        table.print_details(name, found, options.table)
     print(table.rows(findings))
     violations = [violation for found in findings.values() for violation in found.violations]
     for violation in violations:
@@ -46,21 +46,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="run this one schedule again")
     parser.add_argument("--first-seed", type=int, default=1, help="begin with this one")
     parser.add_argument("--only", action="append", choices=load(), help="run this section")
+    parser.add_argument("--table", action="store_true", help="print the table, and no details")
     parser.add_argument("-j", "--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # a section's own process
     return parser
 
 
 def _run_all(names: list[str], size: Size) -> dict[str, Findings]:
-    """Those that compute one after another, those that wait beside them."""
-    lanes = [[n for n in names if load()[n].waits is waits] for waits in (False, True)]
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(len(lanes)) as pool:
-        results = [
-            pool.submit(lambda lane=lane: {n: _run_apart(n, size, Path(directory)) for n in lane})
-            for lane in lanes
-        ]
-        found = {name: f for result in results for name, f in result.result().items()}
-    return {name: found[name] for name in names}
+    """Those that compute one after another, those that wait beside them, two at a time."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ThreadPoolExecutor(1) as computing,
+        ThreadPoolExecutor(2) as waiting,
+    ):
+        results = {}
+        for name in names:
+            lane = waiting if load()[name].waits else computing
+            results[name] = lane.submit(_run_apart, name, size, Path(directory))
+        return {name: result.result() for name, result in results.items()}
 
 
 def _run_apart(name: str, size: Size, directory: Path) -> Findings:

@@ -174,7 +174,12 @@ class SimulatedRecount(Recount):
         self._world = world
 
     def _load(self, digest: str) -> weights.Vector:
-        return weights.load(self._world.store.object_path(digest))
+        """As it was seen when it was committed. A head that died before has kept the newest."""
+        found = self._world.merged.get(digest)
+        if found is None:
+            found = weights.load(self._world.store.object_path(digest))
+            self._world.merged[digest] = found
+        return found
 
     def _check_weights(self, event: events.WeightsMerged, claims: Claims) -> weights.Vector:
         copies, base = [], self.weights.get(event.job)
@@ -185,10 +190,7 @@ class SimulatedRecount(Recount):
             copies.append(weights.Trained(trained.base, trained.made, len(claimed)))
         expected = weights.average(base, copies, self._world.mix.merge)
         max_steps = max(copy.steps for copy in copies)
-        found = self._world.merged.get(event.weights)
-        if found is None:  # the head died before anyone saw it; it is still the newest then
-            found = self._load(event.weights)
-            self._world.merged[event.weights] = found
+        found = self._load(event.weights)
         demand(np.allclose(found, expected, rtol=1e-9), f"I8: job {event.job}, not the average")
         if event.rival:
             made = {copy.made.tobytes() for copy in copies if copy.steps == max_steps}

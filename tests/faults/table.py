@@ -49,8 +49,8 @@ def _row(name: str, found: Findings) -> tuple[str, ...]:
     )
 
 
-def print_details(name: str, found: Findings) -> None:
-    for title, figures in found.details.items():
+def print_details(name: str, found: Findings, only_skipped: bool = False) -> None:
+    for title, figures in found.details.items() if not only_skipped else ():
         print(f"{name}: {title}")
         width = max((len(figure) for figure in figures), default=0)
         for figure, value in figures.items():

@@ -191,7 +191,8 @@ class World:
         if len(self.acknowledged) > _MOST_EVENTS:
             raise Violation("livelock: the journal grows without end")
         if isinstance(event, events.WeightsMerged) and event.weights:
-            self.merged[event.weights] = weights.load(self.store.object_path(event.weights))
+            for digest in filter(None, (event.weights, event.rival)):
+                self.merged[digest] = weights.load(self.store.object_path(digest))
             if self._struck_at is not None:
                 self.recoveries_s.append(self.clock.now - self._struck_at)
                 self._struck_at = None
