@@ -160,19 +160,20 @@ class SimulatedExecutor:
             least = int(copy.rate * 0.2 * order.seconds)
             steps = min(quota, max(steps, least, 1))
         train_s = steps / copy.rate
+        sync_s = self._costs.sync_s if order.hand_in else 0.0  # an errand brings no weights
         result = CopyResult(
             steps=steps,
             slices=order.steps.first(steps).ranges,
             start_s=copy.start_s,
             train_s=train_s,
-            save_s=self._costs.sync_s,
+            save_s=sync_s,
             stopped="steps" if steps == quota else "deadline",
         )
         weights = order.attempt if order.hand_in else None
         copy.trained_at = copy.began + copy.start_s + train_s
-        ends = copy.trained_at + self._costs.sync_s
+        ends = copy.trained_at + sync_s
         report = HandedIn(order.attempt, result, weights, copy.start_s == 0.0, True)
-        at = max(self._now, min(ends, self._now + self._costs.sync_s) if recalled else ends)
+        at = max(self._now, min(ends, self._now + sync_s) if recalled else ends)
         copy.coming = self._schedule(at, report)
 
     def _still_holds(self, at: float, number: int, report: Report) -> bool:

@@ -348,7 +348,9 @@ class RoundLoop:
 
     def _prepare_while_waiting(self, device: str) -> None:
         """A device that waits for a meeting of copies it is to join has time to get ready."""
-        if self._policy.forks and (stint := self._round.next_of(device)):
+        left = self._round.ends_at - self._executor.now()
+        stint = self._round.next_of(device)
+        if stint and self._policy.forks and left > self._held.start_cost_s:
             self._errands.prepare(device, self._state.jobs[stint.job])
 
     # -- what comes back ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
-_HURRIED = 0.05  # of the solo phase, where the other devices have nothing else to do
+_HURRIED = 0.025  # of the solo phase, where the other devices have nothing else to do
 # But not less than these: early updates turn too fast to be averaged, however long the job.
 _FIRST_STEPS = 100
 _LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "nll", "wer", "fid")

@@ -23,6 +23,7 @@ from hadar_cli.adapters.simulation import (
 )
 from hadar_cli.adapters.traces import SPREAD, Throughputs
 from hadar_cli.cli.simulate import split_policies
+from hadar_cli.core.events import CopyFinished
 from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
 from hadar_cli.errors import InputError
 from hadar_cli.report.comparison import show, spread_over
@@ -219,3 +220,15 @@ def test_the_last_round_takes_little_more_than_its_slot_rather_than_leave_crumbs
 def test_jobs_that_are_to_come_do_not_lengthen_a_round():
     result = result_of(scenario(job(0, 1100), job(1, 100, arrives_s=90.0)), "hadare")
     assert result.rounds > 1
+
+
+def test_an_errand_brings_no_weights_and_costs_no_sync():
+    world = make_world(make_mix([200]), costs=Costs(start_s=2.0, sync_s=5.0))
+    world.loop.run()
+    took = {
+        world.state.started[event.attempt].purpose: event.save_s
+        for event in world.journal.events
+        if isinstance(event, CopyFinished)
+    }
+    assert took["train"] == 5.0
+    assert took["prepare"] == 0.0
