@@ -85,7 +85,8 @@ JOB_FIELDS = {
     "env": "Environment variables of its copies.",
     "retry": "How often in a row it may fail before the run stops.",
     "fork": "How many copies may train at once: `auto`, `never` or a number.",
-    "max_duration": "Read and shown, but not enforced yet.",
+    "max_duration": "How long it may train, not counting the time it waits. Then it ends with what "
+    "it has: the report says so, and the run exits with 3.",
     "data_dir": "Where its data is, on the nodes.",
 }
 MERGE_FIELDS = {

@@ -55,6 +55,8 @@ class Housekeeper:
             case events.WeightsMerged():
                 self._tidy(event)
                 self._put_out_if_trained(event.job)
+            case events.JobCutShort():
+                self._put_out_if_trained(event.job)
 
     def progressed(self, report: Progressed) -> None: ...
 

@@ -126,6 +126,10 @@ class Intake:
             self.meetings.learn(job.job.id, sum(waits) / len(waits) + merge_s)
         if orphans := self.foresight.orphans(job):
             self.executor.recall(orphans)
+        now = self.executor.now()
+        if job.is_used_up(now) and not job.active and not job.is_trained:
+            why = f"it has trained for its max_duration of {job.job.max_duration_s:g} s"
+            self.tracker.record(events.JobCutShort(now, job.job.id, why))
 
     def _wait_of(self, copy: events.CopyFinished) -> float:
         """What a copy's order took beside training; a cold start is not the meeting's fault."""

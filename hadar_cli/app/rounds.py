@@ -36,6 +36,7 @@ from hadar_cli.app.views import Views
 from hadar_cli.core import events
 from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies.registry import Policy, Stint
+from hadar_cli.core.state import JobState
 from hadar_cli.core.throughput import Rates
 from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
 
@@ -258,12 +259,15 @@ class RoundLoop:
     def _is_worth_starting(self, stint: Stint, left: float) -> bool:
         is_warm = self._held.is_warm(stint.device, stint.job)
         needed = _LEAST_STINT_S + (0.0 if is_warm else self._held.start_cost_s)
-        return bool(self._state.jobs[stint.job].free) and left > min(needed, self._mix.slot_s / 2)
+        job = self._state.jobs[stint.job]
+        may_start = bool(job.free) and not job.is_used_up(self._executor.now())
+        return may_start and left > min(needed, self._mix.slot_s / 2)
 
     def _start_together(self, job: int, stints: Sequence[Stint]) -> None:
         if len(stints) > 1:  # the last free steps are the fastest device's
             stints = sorted(stints, key=lambda stint: -self._rates.rate(job, stint.device))
-        left = self._meet(job, stints) - self._executor.now()
+        now = self._executor.now()
+        left = min(self._meet(job, stints) - now, self._state.jobs[job].allowance_s(now))
         expected = self._expected_steps(job, stints, left)
         for stint in stints:
             if self._state.jobs[job].free:
@@ -282,7 +286,9 @@ class RoundLoop:
         return self._meetings.call(job, begins, self._round.ends_at, slowest, copies)
 
     def _start(self, stint: Stint, left: float, expected: Sequence[int], follows: str = "") -> None:
-        seconds = float("inf") if self._lasting else left
+        seconds = left
+        if self._lasting:
+            seconds = self._state.jobs[stint.job].allowance_s(self._executor.now())
         order = self._tracker.hand_out(self._within(stint, seconds), seconds, expected, follows)
         self._stints[order.attempt] = stint
         self._held.hold(order)
@@ -319,7 +325,7 @@ class RoundLoop:
             return
         round_.is_planned_ahead = True
         left = max(0.0, round_.ends_at - now)
-        alone = [c for c in self._foresight.alone() if self._errands.stays(self._state.jobs[c.job])]
+        alone = [c for c in self._foresight.alone() if self._may_go_on(self._state.jobs[c.job])]
         if not alone or not self._policy.forks:
             return
         everywhere = [d for d in self._devices if d not in self._state.lost_devices]
@@ -330,6 +336,10 @@ class RoundLoop:
             due = round_.ends_at + slot_s
             self._meetings.expect(copy.job, due)
             self._start(stint, due - now, [stint.steps], follows=copy.attempt)
+
+    def _may_go_on(self, job: JobState) -> bool:
+        """Whether a process of the job takes orders, and nothing has to end it by the clock."""
+        return self._errands.stays(job) and job.job.max_duration_s is None
 
     def _prepare_ahead(self) -> None:
         """Has idle devices that hold no process of use start the one they will need next."""

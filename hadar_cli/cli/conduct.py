@@ -31,6 +31,27 @@ def conduct(store: RunStore, as_json: bool, no_live: bool) -> None:
         told = "\n".join(filter(None, (str(error), error.fix)))
         raise UnfinishedError(told, fix=f"mend the cause, then {way_on}") from error
     _summarise(store, as_json)
+    _tell_of_jobs_cut_short(store)
+
+
+def _tell_of_jobs_cut_short(store: RunStore) -> None:
+    """They have their models, but not all their steps: whoever waits for the run should know."""
+    from hadar_cli.adapters.store import read_journal
+    from hadar_cli.core.state import RunState
+
+    if all(job.max_duration_s is None for job in store.facts.mix.jobs):
+        return
+    state = RunState(store.facts.mix.jobs)
+    for event in read_journal(store.journal_path):
+        state.apply(event)
+    cut = [job for job in state.jobs.values() if job.cut_short]
+    if cut:
+        told = "; ".join(
+            f"{job.job.name!r} ended with {len(job.done):,} of {job.job.target_steps:,} steps: "
+            f"{job.cut_short}"
+            for job in cut
+        )
+        raise UnfinishedError(told, fix="raise its max_duration in the mix and run it again")
 
 
 def can_show_live() -> bool:

@@ -224,6 +224,7 @@ def _fitting(
             good.append(job)
         else:
             problems.append(InputError(why, file=mix.source, line=lines.get(job.id)))
+    problems.sort(key=lambda problem: problem.line or 0)
     mix = replace(mix, jobs=tuple(good))
     if not mix.jobs:
         first = problems[0]

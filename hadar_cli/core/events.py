@@ -120,6 +120,15 @@ class RunStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class JobCutShort:
+    """The job has trained for its ``max_duration``: what it has by now is its result."""
+
+    t: float
+    job: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """The end. The bound is recorded with it: finding it needs scipy, reading it does not."""
 
@@ -136,6 +145,7 @@ Event: TypeAlias = (
     | WeightsMerged
     | DeviceLost
     | DeviceReturned
+    | JobCutShort
     | RunStopped
     | RunFinished
 )
@@ -150,6 +160,7 @@ EVENTS: dict[str, type[Any]] = {
         WeightsMerged,
         DeviceLost,
         DeviceReturned,
+        JobCutShort,
         RunStopped,
         RunFinished,
     )

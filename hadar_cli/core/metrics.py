@@ -184,6 +184,9 @@ class _Ledger:
                     self._note_copy(event.t, "weights refused", why, attempt)
             case events.DeviceLost():
                 self.notes.append(Note(event.t, "device lost", event.why, device=event.device))
+            case events.JobCutShort():
+                name = self.state.jobs[event.job].job.name
+                self.notes.append(Note(event.t, "cut short", event.why, name))
             case events.RunStopped():
                 self.notes.append(Note(event.t, "stopped", event.why))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -9,6 +10,8 @@ from hadar_cli.core import events
 from hadar_cli.core.merging import is_better
 from hadar_cli.core.model import Job
 from hadar_cli.core.steps import StepSet, all_steps
+
+_CRUMB_S = 0.5  # of a job's max_duration: nobody starts a copy for it
 
 
 @dataclass(slots=True)
@@ -31,6 +34,10 @@ class JobState:
     errands: dict[str, events.CopyStarted] = field(default_factory=dict)
     handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
 
+    trained_s: float = 0.0  # time in which a copy was at work, however many were
+    began_at: float | None = None  # of those at work now, the first
+    cut_short: str | None = None  # why it ended without its last steps
+
     remaining: int = field(init=False)  # steps not committed yet
     free: StepSet = field(init=False)  # steps that nobody has done or holds
 
@@ -40,7 +47,20 @@ class JobState:
 
     @property
     def is_trained(self) -> bool:
-        return self.remaining == 0
+        return self.remaining == 0 or self.cut_short is not None
+
+    def trained_by(self, now: float) -> float:
+        """Seconds in which it had copies at work."""
+        return self.trained_s + (0.0 if self.began_at is None else now - self.began_at)
+
+    def allowance_s(self, now: float) -> float:
+        """What its ``max_duration`` leaves it to train."""
+        most = self.job.max_duration_s
+        return math.inf if most is None else most - self.trained_by(now)
+
+    def is_used_up(self, now: float) -> bool:
+        """Whether no more than a crumb is left of that: copies end with a whole step."""
+        return self.allowance_s(now) <= max(_CRUMB_S, 0.01 * (self.job.max_duration_s or 0.0))
 
     def is_based_on_latest(self, copy: events.CopyStarted) -> bool:
         """Whether the copy trains the weights as they are committed now, and none before them."""
@@ -101,14 +121,6 @@ class RunState:
                     job.failures = 0  # someone may have mended it
             case events.RoundPlanned():
                 self.round = event.round
-            case events.CopyStarted():
-                self._start(event)
-            case events.CopyFinished():
-                self._finish(event)
-            case events.CopyLost():
-                self._lose(event)
-            case events.WeightsMerged():
-                self._commit(event)
             case events.DeviceLost():
                 self.lost_devices[event.device] = event.why
             case events.DeviceReturned():
@@ -117,6 +129,21 @@ class RunState:
                 self._drop_copies()
             case events.RunFinished():
                 self.finished = True
+            case _:
+                self._apply_to_job(event)
+
+    def _apply_to_job(self, event: events.Event) -> None:
+        match event:
+            case events.CopyStarted():
+                self._start(event)
+            case events.CopyFinished():
+                self._finish(event)
+            case events.CopyLost():
+                self._lose(event)
+            case events.WeightsMerged():
+                self._commit(event)
+            case events.JobCutShort():
+                self._cut_short(event)
 
     def _start(self, event: events.CopyStarted) -> None:
         if event.attempt in self.started:
@@ -126,11 +153,15 @@ class RunState:
             raise ValueError(f"attempt {event.attempt} was given steps that are done or held")
         job.free -= steps
         self.started[event.attempt] = event
+        if event.purpose == "train" and job.began_at is None:
+            job.began_at = event.t
         (job.active if event.purpose == "train" else job.errands)[event.attempt] = event
 
     def _close(self, job: JobState, attempt: str) -> None:
         if job.active.pop(attempt, None) is None and job.errands.pop(attempt, None) is None:
             raise ValueError(f"attempt {attempt} is not under way")
+        if not job.active and job.began_at is not None:
+            job.trained_s, job.began_at = job.trained_by(self.now), None
 
     def _lose(self, event: events.CopyLost) -> None:
         started = self.started[event.attempt]
@@ -196,6 +227,14 @@ class RunState:
             del self._open[event.job]
             self._look_for_quality(job)
 
+    def _cut_short(self, event: events.JobCutShort) -> None:
+        job = self.jobs[event.job]
+        if job.is_trained or job.active:
+            raise ValueError(f"job {event.job} is done, or at work, and cannot be cut short")
+        job.cut_short, job.finished_at, job.free = event.why, event.t, StepSet()
+        del self._open[event.job]
+        self._look_for_quality(job)
+
     def _look_for_quality(self, job: JobState) -> None:
         if job.is_unmeasured:
             self._unmeasured[job.job.id] = job
@@ -210,7 +249,9 @@ class RunState:
     def _drop_copies(self) -> None:
         """The head left in order and ended its copies: what they held goes back to the pool."""
         for job in self.jobs.values():
+            job.trained_s, job.began_at = job.trained_by(self.now), None
             job.active.clear()
             job.errands.clear()
             job.handed_in.clear()
-            job.free = all_steps(job.job.target_steps) - job.done
+            if not job.cut_short:
+                job.free = all_steps(job.job.target_steps) - job.done

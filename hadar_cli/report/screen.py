@@ -180,6 +180,8 @@ def _job_cells(job: JobNow, colours: dict[str, Style], now: float) -> dict[str, 
 
 def _job_left(job: JobNow, now: float) -> Cell | str:
     match job.standing:
+        case "done" if job.steps < job.target:  # its max_duration was over
+            return Cell(f"cut {clock(job.at)}" if job.at else "cut", _TONES["bad"])
         case "done":
             return Cell(f"done {clock(job.at)}" if job.at else "done", _TONES["good"])
         case "coming":

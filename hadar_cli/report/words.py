@@ -45,6 +45,18 @@ def _describe(event: events.Event, state: RunState) -> str:
             return device_lost(event, _copies_on(event.device, state), state)
         case events.DeviceReturned():
             return f"{event.device} is back"
+        case events.JobCutShort() | events.RunStopped() | events.RunFinished():
+            return _ended(event, state)
+
+
+def _ended(
+    event: events.JobCutShort | events.RunStopped | events.RunFinished, state: RunState
+) -> str:
+    match event:
+        case events.JobCutShort():
+            job = state.jobs[event.job]
+            steps = f"{len(job.done):,} of {job.job.target_steps:,} steps"
+            return f"{_job(state, event.job)} ends here, with {steps}: {event.why}"
         case events.RunStopped():
             done, target = total_steps(state)
             return f"stopped ({plain(event.why, _LONGEST)}): {done:,} of {target:,} steps are kept"
@@ -70,7 +82,7 @@ def is_news(event: events.Event, state: RunState) -> bool:
 def tone(event: events.Event) -> str:
     """`good`, `bad` or empty: how to colour the words. Entries can also be `quiet`."""
     match event:
-        case events.CopyLost() | events.DeviceLost() | events.RunStopped():
+        case events.CopyLost() | events.DeviceLost() | events.JobCutShort() | events.RunStopped():
             return "bad"
         case events.WeightsMerged() if event.refused:
             return "bad"

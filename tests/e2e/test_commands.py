@@ -242,3 +242,15 @@ def test_a_script_that_fails_leaves_the_run_resumable(lab: Path) -> None:
     assert answer.returncode == 3
     assert "no data" in answer.stderr and "\x1b" not in answer.stderr
     assert "hadar resume" in answer.stderr
+
+
+def test_a_job_at_its_max_duration_leaves_its_model_and_exit_code_3(lab: Path) -> None:
+    mix = lab / "mix.yaml"
+    mix.write_text(mix.read_text().replace("steps: 420", "steps: 1000000, max_duration: 4s"))
+    ran = hadar("run", "mix.yaml", cwd=lab)
+    assert ran.returncode == 3, ran.stderr
+    assert "'one' ended with" in ran.stderr and "max_duration of 4 s" in ran.stderr
+    (run,) = (lab / "runs").iterdir()
+    steps = steps_of(lab, run.name)
+    assert 0 < steps["one"][0] < 1_000_000 and steps["two"] == (230, 230)
+    assert (run / "models" / "one.safetensors").exists()
