@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -14,7 +14,6 @@ from bench.quality.plan import (
     CHOICES,
     DEFAULT,
     FASTEST,
-    FEWER,
     HELD_OUT,
     IN_MIX,
     JUDGED,
@@ -58,7 +57,7 @@ def page(results: Results) -> str:
                 "## Beside the paper's table\n\n" + _beside_the_paper(results),
                 "## What each rule does\n\n" + _changes(results),
                 "## Merged or leader\n\n" + _merged_or_leader(results),
-                "## With the best base learning rate\n\n" + _at_the_best_rate(results),
+                *_at_the_best_rate(results),
                 "## What decided the defaults\n\n" + _REASONS,
             ]
         )
@@ -83,9 +82,9 @@ def judgement(results: Results, seeds: Sequence[int]) -> str:
         for row, workload in enumerate(STEPS)
     ]
     heading = ["", "unforked", "forked in M-5", *(f"{recipe.name} ÷" for recipe in recipes)]
-    within = {name: _count(ratio.value <= ALLOWED for ratio in row) for name, row in ratios.items()}
+    within = {name: _count((ratio.value, ALLOWED) for ratio in row) for name, row in ratios.items()}
     pairs = zip(ratios[DEFAULT.name], ratios[FASTEST.name], strict=True)
-    better = _count(one.value < other.value for one, other in pairs)
+    better = _count((one.value, other.value) for one, other in pairs)
     verdict = (
         f"Within {ALLOWED} x of unforked training at equal steps: HadarE in M-5 "
         f"{within[IN_MIX.name]}, all five devices on one job {within[DEFAULT.name]}, the plain "
@@ -97,8 +96,10 @@ def judgement(results: Results, seeds: Sequence[int]) -> str:
     return f"{_table(heading, rows)}\n\n{verdict}{note}"
 
 
-def _count(held: Iterable[bool]) -> str:
-    return f"{sum(held)} of {len(STEPS)}"
+def _count(pairs: Iterable[tuple[float, float]]) -> str:
+    """How many of those that were measured are no more than they may be."""
+    known = [one <= most for one, most in pairs if not math.isnan(one + most)]
+    return f"{sum(known)} of {len(known)}" if known else "not measured"
 
 
 def _beside_the_paper(results: Results) -> str:
@@ -108,7 +109,7 @@ def _beside_the_paper(results: Results) -> str:
         ours = [_measures(results, workload, r, HELD_OUT) for r in (IN_MIX, UNFORKED)]
         ahead = _mean(ours[0]) - _mean(ours[1])
         ahead = ahead if kind.higher_is_better else -ahead
-        won = "-" if math.isnan(ahead) else "HadarE" if ahead > 0 else "unforked"
+        won = "HadarE" if ahead > 0 else "unforked" if ahead < 0 else "-" if ahead else "alike"
         row = [kind.short, measure, f"{forked:g}", f"{unforked:g}", "HadarE"]
         rows.append([*row, kind.metric, *(_spread(values, 3) for values in ours), won])
     heading = ["", "paper's measure", "HadarE", "Hadar", "better"]
@@ -117,34 +118,50 @@ def _beside_the_paper(results: Results) -> str:
 
 
 def _changes(results: Results) -> str:
-    rows = []
+    rows, unmeasured = [], []
     for recipe in (DEFAULT, *CHOICES, *AMOUNTS):
         ratios = [_ratio(results, workload, recipe, TUNED) for workload in STEPS]
+        if all(math.isnan(ratio.value) for ratio in ratios):
+            unmeasured.append(recipe.name)
+            continue
         known = not any(math.isnan(ratio.value) for ratio in ratios)
         worst = str(_Ratio(max(ratio.value for ratio in ratios))) if known else "-"
         rows.append([recipe.name, *map(str, ratios), worst])
     heading = ["loss ÷ unforked", *(CATALOG[w].short for w in STEPS), "worst"]
-    note = f"On the tuned seeds: all for the choices, {_list(FEWER)} for the amounts after them."
-    return f"{note}\n\n{_table(heading, rows)}"
+    note = f"A lone job as above, one rule changed, on the tuned seeds ({_list(TUNED)})."
+    left = f"\n\nNot measured yet: {', '.join(unmeasured)}." if unmeasured else ""
+    return f"{note}\n\n{_table(heading, rows)}{left}"
 
 
 def _merged_or_leader(results: Results) -> str:
     """What `merge.keep: better` would have kept at the end."""
     rows, better, known = [], 0, 0
-    for workload in STEPS:
-        pairs = []
-        for one in (task(workload, DEFAULT, STEPS[workload], seed) for seed in (*TUNED, *HELD_OUT)):
+    recipes = {**dict.fromkeys((DEFAULT, IN_MIX, *CHOICES, *AMOUNTS))}
+    for workload, steps in STEPS.items():
+        asked = (task(workload, r, steps, s) for r in recipes for s in (*TUNED, *HELD_OUT))
+        pairs = {}
+        for one in asked:
             if one in results and (leader := results[one].leader) is not None:
-                pairs.append((leader, results[one].loss))
-        ahead = sum(leader < merged for leader, merged in pairs)
-        ratio = f"{_of_sums(pairs):.3f}" if pairs else "-"
-        rows.append([CATALOG[workload].short, ratio, f"{ahead} of {len(pairs)}"])
-        better, known = better + ahead, known + len(pairs)
+                pairs[leader, results[one].loss] = leader < results[one].loss
+        if pairs:
+            ahead = sum(pairs.values())
+            rows.append(
+                [
+                    CATALOG[workload].short,
+                    f"{_of_sums(list(pairs)):.4f}",
+                    f"{ahead} of {len(pairs)}",
+                ]
+            )
+            better, known = better + ahead, known + len(pairs)
     table = _table(["", "leader ÷ merged", "leader better"], rows)
     return f"{_LEADER_NOTE}\n\n{table}\n\nIn all: {better} of {known} runs."
 
 
-def _at_the_best_rate(results: Results) -> str:
+def _at_the_best_rate(results: Results) -> Iterator[str]:
+    """A section of its own, once anything but the presets' own rates was tried."""
+    tried = (tasks([at_base_lr(UNFORKED, factor)], TUNED) for factor in BASE_LRS)
+    if not any(one in results for each in tried for one in each):
+        return
     rows = []
     for workload in STEPS:
         factor = best_base_lr(results, workload)
@@ -155,7 +172,7 @@ def _at_the_best_rate(results: Results) -> str:
             row.append(str(_ratio(results, workload, recipe, HELD_OUT, unforked)))
         rows.append(row)
     heading = ["", "best base rate", "unforked", "HadarE ÷ unforked", "plain mean ÷"]
-    return f"{_BEST_RATE_NOTE}\n\n{_table(heading, rows)}"
+    yield f"## With the best base learning rate\n\n{_BEST_RATE_NOTE}\n\n{_table(heading, rows)}"
 
 
 def best_base_lr(results: Results, workload: str) -> float:
@@ -295,7 +312,7 @@ _REASONS = """- **Solo**. On seed 1 a lone job's model is the worse, the fewer s
 
 _LEADER_NOTE = """`merge.keep: better` has the last merge's leader, the copy with most steps,
 evaluated beside the merge and keeps the better of the two. This is how often that would have
-changed the result with all five devices on one job, and how the losses compare."""
+changed the result of all forked runs so far, and how the losses compare."""
 
 _BEST_RATE_NOTE = f"""The presets' rates lie somewhat below the best, which leaves room to scale
 them. Here each workload's rate is the best for unforked training on the tuned seeds, out of
