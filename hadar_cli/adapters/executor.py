@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hadar_cli.adapters.node_hand import Connection, NodeHand
+from hadar_cli.adapters.connection import Connection
+from hadar_cli.adapters.node_hand import NodeHand
 from hadar_cli.app.ports import CopyOrder, Report
 from hadar_cli.errors import HadarError
 

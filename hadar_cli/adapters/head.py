@@ -10,12 +10,12 @@ from types import FrameType
 from typing import TypeAlias
 
 from hadar_cli import __version__
+from hadar_cli.adapters.connection import Connection
 from hadar_cli.adapters.consolidation import StoreConsolidator
 from hadar_cli.adapters.executor import NodeExecutor
 from hadar_cli.adapters.housekeeping import Housekeeper
 from hadar_cli.adapters.inspection import find_objections
 from hadar_cli.adapters.local import LocalConnection
-from hadar_cli.adapters.node_hand import Connection
 from hadar_cli.adapters.packing import CodePacker
 from hadar_cli.adapters.store import FileJournal, RunStore, mend_journal, read_journal
 from hadar_cli.app.ports import Observer, Observers, Progressed

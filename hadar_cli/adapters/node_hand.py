@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from hadar_cli.adapters.agent_link import AgentLink, OnEnd, OnEvent
+from hadar_cli.adapters.agent_link import AgentLink
+from hadar_cli.adapters.connection import Connection
 from hadar_cli.adapters.orders import order_request, read_progress, read_result
 from hadar_cli.adapters.wire import (
     AgentError,
@@ -32,7 +33,6 @@ from hadar_cli.app.ports import (
     NodeSilent,
     Report,
 )
-from hadar_cli.core.model import Launch, Node
 from hadar_cli.errors import HadarError, RefusedError, StorageError
 
 LEASE_S = 20.0
@@ -47,40 +47,6 @@ _PROGRESS_EVERY_S = 0.1  # of one copy; what comes faster is passed over
 _LONGEST_LOG = 4000
 
 Tell: TypeAlias = Callable[["Report | HadarError"], None]
-
-
-class Connection(Protocol):
-    """How to reach one node. All but ``abort`` are called on the node's thread only."""
-
-    node: Node
-    directory: str
-    token: str  # of the run
-
-    def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
-        """Connects, anew if it was connected before, and starts the agent."""
-        ...
-
-    def place(self, launch: Launch) -> Launch:
-        """Puts a job's code on the node and says where it is there."""
-        ...
-
-    def push(self, digest: str) -> str:
-        """Where on the node the checkpoint is; sent unless it is there already."""
-        ...
-
-    def pull(self, path: str, size: int) -> str:
-        """Takes the node's file, of about that size, into the store and returns its hash."""
-        ...
-
-    def heard_at(self) -> float:
-        """When the last byte of any kind came from the node; 0 where that is not known."""
-        ...
-
-    def abort(self) -> None:
-        """Cuts the connection at once, from whatever thread."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
