@@ -53,6 +53,7 @@ Tell: TypeAlias = Callable[["Report | HadarError"], None]
 class _Attempt:
     order: CopyOrder
     late_at: float
+    worker: str = ""  # the process that it was given to
     sent: bool = False
     warm: bool = False
     tries: int = 0
@@ -204,7 +205,7 @@ class NodeHand:
         self._was_open = True
         for attempt, held in list(self._attempts.items()):
             if known := opened.attempts.get(attempt):
-                held.sent, held.warm = True, known.warm
+                held.worker, held.sent, held.warm = known.worker, True, known.warm
                 self._workers[held.order.device] = (held.order.job.id, known.worker)
             elif held.sent:
                 self._fail(attempt, "its node knows nothing of it", node_fault=True)
@@ -294,7 +295,8 @@ class NodeHand:
             launch = self._connection.place(order.job.launch)
             weights = self._connection.push(order.weights) if order.weights else ""
             request = order_request(order, self._connection.node, device, launch, weights)
-            answer = self._link.ask("order", worker=self._worker_for(order), **request)
+            held.worker = self._worker_for(order)
+            answer = self._link.ask("order", worker=held.worker, **request)
         except SupersededError:
             raise
         except AgentError as error:
@@ -324,6 +326,15 @@ class NodeHand:
         if self._link and device in self._workers:
             self._link.tell("release", worker=self._workers.pop(device)[1])
 
+    def _is_there(self, held: _Attempt) -> bool:
+        """Whether the attempt's process is the device's; orders sent ahead may outlive theirs."""
+        return self._workers.get(held.order.device, (0, ""))[1] == held.worker
+
+    def _forget_worker(self, held: _Attempt) -> None:
+        """It is gone or going: the device's next copy starts anew."""
+        if self._is_there(held):
+            self._workers.pop(held.order.device, None)
+
     def _collect(self, attempt: str, message: Message) -> None:
         held = self._attempts.get(attempt)
         if not held or not self._link or not self._may_try(attempt, held):
@@ -334,14 +345,15 @@ class NodeHand:
             size = size if isinstance(size, int) else 0
             weights = self._connection.pull(str(path), size) if path and result.steps else None
         except (ValueError, AgentError) as error:
-            self._release(held.order.device)  # nobody knows what such a process would do next
+            if self._is_there(held):
+                self._release(held.order.device)  # nobody knows what it would do next
             self._fail(attempt, f"its result cannot be taken: {error}")
             return
         if result.steps:
-            self._trained.add(self._workers.get(held.order.device, (0, ""))[1])
+            self._trained.add(held.worker)
         stays = message["result"].get("waiting") is True
         if not stays:
-            self._workers.pop(held.order.device, None)
+            self._forget_worker(held)
         self._link.tell("forget", attempt=attempt)
         if self._attempts.pop(attempt, None):
             self._tell(HandedIn(attempt, result, weights, held.warm, stays))
@@ -363,7 +375,7 @@ class NodeHand:
                 held.is_collected = True
                 self._do(self._collect, attempt, message)
             case "exited":
-                self._workers.pop(held.order.device, None)  # the device's next copy starts anew
+                self._forget_worker(held)
                 code, why = said(message.get("code")), said(message.get("why"))
                 reason = f"it exited with code {code}" if why == "exited" else why
                 # Told to leave before it came to what was sent ahead, it did no wrong.

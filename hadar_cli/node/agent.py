@@ -101,9 +101,14 @@ class Agent:
         known = {}
         for attempt in attempts:
             record = _read_json(self._run / "attempts" / attempt / "order.json")
-            if record:
+            if not record:
+                continue
+            worker = self._run / "workers" / record["worker"]
+            if order_path(
+                worker, record.get("number", 1)
+            ).exists():  # or else it never got that far
                 known[attempt] = record
-                self._watch(attempt, self._run / "workers" / record["worker"])
+                self._watch(attempt, worker)
         return known
 
     def _tidy(self, known: dict[str, Message]) -> None:
@@ -150,7 +155,8 @@ class Agent:
         files = self._run / "attempts" / attempt
         files.mkdir(parents=True)
         number = 1 + len(list((directory / "orders").glob("*.json"))) if directory.exists() else 1
-        write_atomically(files / "order.json", {"worker": request["worker"], "warm": number > 1})
+        note = {"worker": request["worker"], "warm": number > 1, "number": number}
+        write_atomically(files / "order.json", note)
         variables = {
             **request["variables"],
             "HADAR_ISSUED_AT": repr(time.monotonic()),

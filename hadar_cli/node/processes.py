@@ -8,16 +8,22 @@ import os
 import signal
 import sys
 import time
+import zlib
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_TICK_BITS = 44  # of a process's start, below the boot
 _LINUX = sys.platform.startswith("linux")
 
 
 def start_time(pid: int) -> int | None:
-    """When the process began, in the kernel's ticks; None when it is gone or a zombie."""
+    """When the process began: which boot, and the kernel's ticks; None if it is gone or a zombie.
+
+    With the boot in it, what was noted before a reboot never fits a process of now.
+    """
     if not _LINUX:
         try:
             os.kill(pid, 0)
@@ -29,7 +35,15 @@ def start_time(pid: int) -> int | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" else _boot() << _TICK_BITS | int(fields[19])
+
+
+@cache
+def _boot() -> int:
+    try:
+        return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    except OSError:
+        return 0
 
 
 def is_alive(pid: int, started: int) -> bool:
@@ -37,8 +51,8 @@ def is_alive(pid: int, started: int) -> bool:
 
 
 def kill_group(pid: int, started: int, signum: int = signal.SIGKILL) -> None:
-    """Signals the group that ``pid`` led; a process that merely reuses the pid is left alone."""
-    if start_time(pid) in (started, None):
+    """Signals the group that ``pid`` led; whoever merely reuses its number is left alone."""
+    if started >> _TICK_BITS == _boot() * _LINUX and start_time(pid) in (started, None):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signum)
 
@@ -57,9 +71,11 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int) -> None:
     """The kernel kills this process when its parent dies, however it dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os._exit(1)
 
 
 def kill_children() -> None:

@@ -58,13 +58,14 @@ def supervise(directory: Path, spec: WorkerSpec, become_worker: BecomeWorker) ->
     processes.adopt_orphans()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     first: dict[str, str] = json.loads(order_path(directory, 1).read_text())
+    me = os.getpid()
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        processes.die_with_parent()
+        processes.die_with_parent(me)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         become_worker(spec, {**first, "HADAR_WORKER": spec.tag})
-    me, started = os.getpid(), processes.start_time(pid) or 0
+    started = processes.start_time(pid) or 0
     write_atomically(
         directory / "worker.json",
         {"supervisor": [me, processes.start_time(me) or 0], "worker": [pid, started]},

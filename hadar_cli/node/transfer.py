@@ -28,6 +28,7 @@ from hadar_cli.node.plain_files import open_plain
 _CHUNK = 1 << 20
 _F_SETPIPE_SZ = 1031
 Message = dict[str, Any]
+_verified: set[str] = set()  # files whose hash was seen to be right
 
 
 def main() -> None:
@@ -61,7 +62,7 @@ def _serve(request: Message) -> None:
 def _put(directory: Path, name: str, size: int) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     final = directory / name
-    if _is_file(final, size):
+    if _is_file(final, size) and _is_whole(final):
         answer({"have": True, "path": str(final)})
         return
     part = directory / f"{name}.part"
@@ -80,7 +81,22 @@ def _put(directory: Path, name: str, size: int) -> None:
         part.unlink(missing_ok=True)
         raise ValueError("the file arrived damaged")
     part.replace(final)
+    _verified.add(str(final))
     answer({"have": True, "path": str(final)})
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file that an earlier connection left is what its name says: a crash of the machine
+    can leave one of the right length. It is looked at once a connection."""
+    if str(path) not in _verified:
+        digest = hashlib.sha256()
+        with open_plain(path) as file:
+            for chunk in _chunks(file.fileno(), os.fstat(file.fileno()).st_size):
+                digest.update(chunk)
+        if digest.hexdigest() != path.name:
+            return False
+        _verified.add(str(path))
+    return True
 
 
 def _open_part(part: Path, size: int) -> int:
