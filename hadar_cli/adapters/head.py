@@ -17,7 +17,13 @@ from hadar_cli.adapters.housekeeping import Housekeeper
 from hadar_cli.adapters.inspection import find_objections
 from hadar_cli.adapters.local import LocalConnection
 from hadar_cli.adapters.packing import CodePacker
-from hadar_cli.adapters.store import FileJournal, RunStore, mend_journal, read_journal
+from hadar_cli.adapters.store import (
+    FileJournal,
+    RunStore,
+    contradictions_of,
+    mend_journal,
+    read_journal,
+)
 from hadar_cli.app.ports import Observer, Observers, Progressed
 from hadar_cli.app.rounds import RoundLoop
 from hadar_cli.app.tracker import Tracker
@@ -96,9 +102,10 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts) -> RunState:
     facts = store.facts
     devices = devices_of(facts.nodes)
     state, rates = RunState(facts.mix.jobs), RateModel(facts.mix.jobs, devices)
-    for event in mend_journal(store.journal_path):
-        state.apply(event)
-        _learn(rates, state, event)
+    with contradictions_of(store):
+        for event in mend_journal(store.journal_path):
+            state.apply(event)
+            _learn(rates, state, event)
     if state.finished:
         return state
     for job in state.jobs.values():

@@ -199,6 +199,18 @@ def read_journal(path: Path) -> list[Event]:
     return events
 
 
+@contextmanager
+def contradictions_of(store: RunStore) -> Iterator[None]:
+    """A journal whose events cannot have happened is a damaged one."""
+    try:
+        yield
+    except (LookupError, ValueError, ArithmeticError) as error:
+        raise StorageError(
+            f"{store.journal_path}: its records contradict each other: {error}",
+            fix="restore the file from a backup",
+        ) from error
+
+
 def mend_journal(path: Path) -> list[Event]:
     """Reads the journal and cuts off a torn tail, so that new events follow whole ones."""
     events = read_journal(path)

@@ -11,6 +11,7 @@ import ast
 import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ GAVEL_LAYOUTS = {
 }
 # What numbers too large and expressions too deep raise, when Python itself is to read them.
 _NONSENSE = (ValueError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
+_BATCH = re.compile(r"batch size ([1-9][0-9]{0,8})\)$")
 CSV_COLUMNS = ("job_id", "arrival_s", "model", "num_gpus", "total_steps")
 
 
@@ -213,12 +215,12 @@ def _job(row: Mapping[str, str | None]) -> Job:
     if not model:
         raise _BadField("model", "is empty")
     key = model_key(model, (row.get("batch_size") or "").strip())
-    batch = key.rpartition("batch size ")[2].rstrip(")")
+    batch = _BATCH.search(key)
     return Job(
         id=_whole(row, "job_id", least=0),
         name=key,
         target_steps=_whole(row, "total_steps", least=1),
-        batch_size=int(batch) if batch.isdigit() else 1,
+        batch_size=int(batch[1]) if batch else 1,
         workload=key,
         gpus=_whole(row, "num_gpus", least=1),
         elastic=(row.get("elastic") or "").strip().lower() in ("1", "true", "yes"),

@@ -163,7 +163,7 @@ def _list(runs_dir: Path, as_json: bool) -> None:
 
 
 def _outline(store: RunStore) -> RunOutline:
-    from hadar_cli.adapters.store import read_journal
+    from hadar_cli.adapters.store import contradictions_of, read_journal
     from hadar_cli.cli.records import RunOutline
     from hadar_cli.core.state import RunState
     from hadar_cli.report.record import is_driven
@@ -171,10 +171,11 @@ def _outline(store: RunStore) -> RunOutline:
     facts = store.facts
     state = RunState(facts.mix.jobs)
     try:
-        for event in read_journal(store.journal_path):
-            state.apply(event)
+        with contradictions_of(store):
+            for event in read_journal(store.journal_path):
+                state.apply(event)
         standing = "finished" if state.finished else "unfinished"
-    except (KeyError, ValueError, StorageError):
+    except StorageError:
         standing = "damaged"
     if standing == "unfinished" and is_driven(store):
         standing = "running"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 from hadar_cli.cli.completion import RunName
 from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, RunsDir, all_devices, flag, print_json
-from hadar_cli.errors import InputError, StorageError
+from hadar_cli.errors import InputError
 
 if TYPE_CHECKING:
     from hadar_cli.adapters.store import RunStore
@@ -80,7 +78,7 @@ def status(
 
 def read_status(store: RunStore) -> Status:
     """Folds the run's journal up to now."""
-    from hadar_cli.adapters.store import read_journal
+    from hadar_cli.adapters.store import contradictions_of, read_journal
     from hadar_cli.core.state import RunState
 
     facts, pid = store.facts, store.holder()
@@ -104,17 +102,6 @@ def read_status(store: RunStore) -> Status:
         jobs=tuple(_job(job) for job in state.jobs.values()),
         devices=tuple(_device(device, state, now) for device in devices),
     )
-
-
-@contextmanager
-def contradictions_of(store: RunStore) -> Iterator[None]:
-    """A journal whose events cannot have happened is a damaged one."""
-    try:
-        yield
-    except (KeyError, ValueError) as error:
-        raise StorageError(
-            f"{store.journal_path}: its records contradict each other: {error}"
-        ) from error
 
 
 def standing(state: RunState, last: Event | None, pid: int | None) -> str:

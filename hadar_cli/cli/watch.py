@@ -9,10 +9,10 @@ from collections.abc import Callable
 from rich.segment import SegmentLines
 
 from hadar_cli.adapters.head import devices_of
-from hadar_cli.adapters.store import RunStore, read_journal
+from hadar_cli.adapters.store import RunStore, contradictions_of, read_journal
 from hadar_cli.cli.conduct import can_show_live
 from hadar_cli.cli.options import stderr, stdout
-from hadar_cli.cli.status import contradictions_of, standing
+from hadar_cli.cli.status import standing
 from hadar_cli.core.events import CopyFinished, Event
 from hadar_cli.core.state import RunState
 from hadar_cli.core.throughput import RateModel

@@ -8,14 +8,13 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hadar_cli.adapters.store import RunFacts, RunStore, read_journal
+from hadar_cli.adapters.store import RunFacts, RunStore, contradictions_of, read_journal
 from hadar_cli.app.forecast import Verdict, judge
 from hadar_cli.core.events import Event, HeadStarted
 from hadar_cli.core.metrics import summarise
 from hadar_cli.core.model import Device
 from hadar_cli.core.summary import RunSummary
 from hadar_cli.core.timeline import Timeline, trace
-from hadar_cli.errors import StorageError
 
 if TYPE_CHECKING:
     from hadar_cli.core.history import JobHistory
@@ -75,12 +74,8 @@ class RunRecord:
 
 def read_record(store: RunStore) -> RunRecord:
     facts, happened = store.facts, read_journal(store.journal_path)
-    try:
+    with contradictions_of(store):
         summary = summarise(facts.id, facts.mix, _devices(facts), happened)
-    except (KeyError, ValueError) as error:
-        raise StorageError(
-            f"{store.journal_path}: its records contradict each other: {error}"
-        ) from error
     state = "running" if summary.state != "finished" and is_driven(store) else summary.state
     return RunRecord(store, facts, happened, dataclasses.replace(summary, state=state))
 

@@ -13,12 +13,14 @@ import msgspec
 import pytest
 
 from hadar_cli.adapters import orders, safetensors_file, store, traces, wire
-from hadar_cli.adapters.store import RunStore, read_journal
-from hadar_cli.adapters.traces import read_throughputs
+from hadar_cli.adapters.store import FileJournal, RunStore, read_journal
+from hadar_cli.adapters.traces import read_throughputs, read_trace
+from hadar_cli.core import events
 from hadar_cli.core.model import PolicyChoice
 from hadar_cli.core.policies import registry
 from hadar_cli.errors import InputError, StorageError
 from hadar_cli.node import agent
+from hadar_cli.report.record import read_record
 from tests.faults import fuzz_files
 from tests.faults.flips import damage_all
 from tests.faults.fuzz import REFUSED, TAKEN, UNREAD, run_chunk, targets
@@ -119,6 +121,27 @@ def test_rates_that_are_no_numbers(tmp_path: Path, rate: str) -> None:
     table.write_text('{"v100": {"(\'LM\', 1)": {"null": %s}}}' % rate)  # noqa: UP031
     with pytest.raises(InputError, match="is not a table of throughputs"):
         read_throughputs(table)
+
+
+@pytest.mark.parametrize("model", ["0", "²", "LM (batch size ²)", "LM (batch size 0)", "7"])
+def test_a_batch_size_that_is_none_is_not_made_one(tmp_path: Path, model: str) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(f"job_id,arrival_s,model,num_gpus,total_steps\n0,0,{model},1,10\n")
+    [job] = read_trace(trace).jobs
+    assert (job.name, job.batch_size) == (model, 1)
+
+
+def test_times_too_long_to_add_up_are_refused(tmp_path: Path) -> None:
+    run = RunStore.create(tmp_path, fuzz_files.FACTS)
+    journal = FileJournal(run.journal_path)
+    for device, attempt in (("n", "a"), ("m", "b")):
+        steps = ((0, 1),) if device == "n" else ((1, 2),)
+        journal.append(events.CopyStarted(0.0, attempt, 0, 1, device, 1, 0, steps))
+        journal.append(
+            events.CopyFinished(1e308, attempt, 1, steps, 1.7e308, 1.7e308, 1.7e308, "end", "w")
+        )
+    with pytest.raises(StorageError, match="contradict"):
+        read_record(run)
 
 
 def test_a_policy_field_out_of_place_names_its_file() -> None:
