@@ -130,7 +130,7 @@ class JobCutShort:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The end. The bound is recorded with it: finding it needs scipy, reading it does not."""
+    """The end. The bound is recorded with it: finding it needs a solver, reading it does not."""
 
     t: float
     lower_bound_s: float | None = None

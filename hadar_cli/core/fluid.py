@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hadar_cli.core.linear import minimize
+
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 
@@ -89,9 +91,6 @@ def _least_time(
         alone_s = np.divide(work[:, None], speeds, where=speeds > 0, out=nothing)
         taken = 0.0 if taken_s is None else float(taken_s[0])
         return FluidPlan((float(width @ alone_s[:, 0]) + taken) / float(pools[0]), alone_s)
-    from scipy.optimize import linprog  # slow to import, and most commands never need it
-    from scipy.sparse import coo_array
-
     row, column = np.nonzero(speeds)
     pair = np.arange(len(row))
     last = len(pair)
@@ -113,10 +112,9 @@ def _least_time(
         limits[jobs : jobs + kinds] = -taken_s / scale
     cost = np.zeros(last + 1)
     cost[last] = 1.0
-    matrix = coo_array((values, (rows, columns)), shape=(height, last + 1)).tocsr()
-    answer = linprog(cost, A_ub=matrix, b_ub=limits, method="highs-ds")
-    if answer.status != 0:
+    answer = minimize(cost, (rows, columns, values), limits, by_simplex=True)
+    if answer is None:
         return FluidPlan(float("inf"), nothing)
     seconds = nothing
-    seconds[row, column] = answer.x[:last] * scale
-    return FluidPlan(float(answer.fun) * scale, seconds)
+    seconds[row, column] = answer[:last] * scale
+    return FluidPlan(float(answer[last]) * scale, seconds)

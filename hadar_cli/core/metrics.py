@@ -91,7 +91,7 @@ def lower_bound(
 def _bound(trained: _Totals, mix: Mix, devices: Sequence[Device]) -> float | None:
     if not mix.jobs or not devices:
         return None
-    from hadar_cli.core.fluid import forked_optimum  # numpy and scipy: half a second to import
+    from hadar_cli.core.fluid import forked_optimum  # numpy: slow to import
     from hadar_cli.core.throughput import RateModel
 
     examples = {job.throughput_class: job.id for job in mix.jobs}

@@ -42,6 +42,7 @@ def test_run_ids_are_unique_and_safe(tmp_path: Path) -> None:
     (tmp_path / "m5-1116-0342-2").mkdir()
     assert _run_id(tmp_path, None, "m5-1116-0342") == "m5-1116-0342-3"
     assert _run_id(tmp_path, "mine", "m5") == "mine"
+    (tmp_path / "m5-1116-0342" / "run.json").touch()
     for name in ("m5-1116-0342", "../up", "", "-x", "a/b"):
         with pytest.raises(InputError):
             _run_id(tmp_path, name, "m5")
@@ -142,7 +143,7 @@ def test_a_bug_shows_its_traceback_only_when_asked(
 def test_the_command_line_starts_without_heavy_imports() -> None:
     code = (
         "import sys, hadar_cli.cli.main;"
-        "print(*{'torch', 'scipy', 'numpy', 'yaml', 'msgspec'} & set(sys.modules))"
+        "print(*{'torch', 'highspy', 'numpy', 'yaml', 'msgspec'} & set(sys.modules))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.returncode, answer.stdout.strip()) == (0, ""), answer.stderr

@@ -261,7 +261,7 @@ def test_a_finished_run_is_reported_without_heavy_imports(tmp_path):
     code = (
         "import sys; from pathlib import Path; from hadar_cli.cli.report import report\n"
         "report(None, Path(sys.argv[1]), True)\n"
-        "print(*{'torch', 'scipy', 'numpy', 'safetensors'} & set(sys.modules), file=sys.stderr)"
+        "print(*{'torch', 'highspy', 'numpy', 'safetensors'} & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,15 +69,19 @@ class GangScheduler:
         self._stints = self._as_stints(view, decision.allocations)
 
     def _refill(self, view: ClusterView) -> list[Stint]:
-        """Work for devices that came free; whoever runs stays where it is."""
-        self._seats, self._decided_for = view.running, ()
-        if len(view.queue) == len(view.running):
-            return []  # nobody waits
-        running = self._allocations(view.running)
-        new = self.policy.refill(self._queue(view, running), self._decision.memory)
-        if not new:
-            return []
-        self._seats = place(self._site, view.running, running | new, pinned=running)
+        """Work for devices that came free; whoever runs stays where it is.
+
+        The decision stands with that change, as long as it would have stood without it.
+        """
+        running, new = self._allocations(view.running), {}
+        if len(view.queue) > len(view.running):  # somebody waits
+            new = self.policy.refill(self._queue(view, running), self._decision.memory)
+        self._count_rounds()
+        self._decision = replace(self._decision, allocations=running | new)
+        self._decided_for, self._seats = view.queue, view.running
+        if new:
+            self._seats = place(self._site, view.running, running | new, pinned=running)
+        self._stints = self._as_stints(view, self._decision.allocations)
         return self._as_stints(view, new)
 
     def _known_seats(self, view: ClusterView) -> Placement:

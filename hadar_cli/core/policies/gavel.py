@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from hadar_cli.core.fluid import gang_optimum
+from hadar_cli.core.linear import minimize
 from hadar_cli.core.policies.registry import register
 from hadar_cli.core.queue import (
     Allocation,
@@ -120,10 +121,7 @@ class GavelMakespan(Gavel):
 
 def max_min_shares(weights: FloatArray, widths: IntArray, capacity: IntArray) -> FloatArray:
     """argmax min_j Σ_r weights_jr·x_jr with Σ_r x_jr ≤ 1 and Σ_j W_jr·x_jr ≤ c_r."""
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array
-
-    jobs, kinds = weights.shape
+    jobs = len(weights)
     row, column = np.nonzero(weights)
     if not len(row):
         return np.zeros(weights.shape)
@@ -134,14 +132,13 @@ def max_min_shares(weights: FloatArray, widths: IntArray, capacity: IntArray) ->
     values = np.concatenate(
         [-weights[row, column], np.ones(len(some)), np.ones(last), widths[row, column]]
     )
-    matrix = coo_array((values, (rows, columns)), shape=(2 * jobs + kinds, last + 1)).tocsr()
     limits = np.concatenate([np.zeros(jobs), np.ones(jobs), capacity])
     cost = np.zeros(last + 1)
     cost[last] = -1.0
-    answer = linprog(cost, A_ub=matrix, b_ub=limits, method="highs")
+    answer = minimize(cost, (rows, columns, values), limits)
     shares = np.zeros(weights.shape)
-    if answer.status == 0:
-        shares[row, column] = answer.x[:last].clip(0.0, 1.0)
+    if answer is not None:
+        shares[row, column] = answer[:last].clip(0.0, 1.0)
     return shares
 
 

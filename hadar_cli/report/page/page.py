@@ -118,7 +118,7 @@ def _tiles(summary: RunSummary) -> Iterator[str]:
 
 
 def _forecasts(record: RunRecord) -> Iterator[str]:
-    from hadar_cli.adapters.forecast import review  # numpy and scipy
+    from hadar_cli.adapters.forecast import review  # numpy and the solver
 
     times_s = {job.name: job.jct_s for job in record.summary.jobs}
     for verdict in review(record.facts, record.happened):
