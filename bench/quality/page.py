@@ -136,7 +136,7 @@ def _changes(results: Results) -> str:
 def _merged_or_leader(results: Results) -> str:
     """What `merge.keep: better` would have kept at the end."""
     rows, better, known = [], 0, 0
-    recipes = {**dict.fromkeys((DEFAULT, IN_MIX, *CHOICES, *AMOUNTS))}
+    recipes = (DEFAULT, IN_MIX, *CHOICES, *AMOUNTS)
     for workload, steps in STEPS.items():
         asked = (task(workload, r, steps, s) for r in recipes for s in (*TUNED, *HELD_OUT))
         pairs = {}
