@@ -72,7 +72,8 @@ class Views:
         for copy in self._occupancy.copies():
             rate = self._rates.rate(copy.job, copy.device)
             left = copy.quota - self.steps_by(copy, 0.0)
-            busy_s[copy.device] = min(most_s, left / rate) if rate else most_s
+            is_late = copy.attempt in self._occupancy.late
+            busy_s[copy.device] = min(most_s, left / rate) if rate and not is_late else most_s
         return busy_s
 
     def _arrived(self, now: float) -> list[JobState]:
@@ -87,7 +88,9 @@ class Views:
         return self._queue
 
     def _job(self, job: JobState, later_s: float, past_solo: bool) -> JobView:
-        done, free, active = len(job.done), len(job.free), len(job.active)
+        # Who is late may never come: nobody has to stand back for it.
+        active = len(job.active.keys() - self._occupancy.late)
+        done, free = len(job.done), len(job.free)
         if later_s:
             coming = [self.steps_by(copy, later_s) for copy in job.active.values()]
             done += sum(coming) + sum(finished.steps for finished in job.handed_in.values())

@@ -1,0 +1,50 @@
+"""A machine of which nothing is heard: nobody waits for it, and nobody stands back for it."""
+
+from hadar_cli.app.ports import NodeSilent
+from hadar_cli.core import events
+from tests.support.worlds import World, make_mix, make_world
+
+
+def with_copies() -> tuple[World, list[str]]:
+    """Two copies of one job under way, each on a device of its own."""
+    world = make_world(make_mix([1000]))
+    devices = list(world.loop._devices[:2])
+    for number, device in enumerate(devices):
+        steps = ((100 * number, 100 * number + 100),)
+        world.tracker.record(events.CopyStarted(0.0, device, 0, number, device, 1, 0, steps))
+        world.loop._held.busy[device] = device  # attempts are named after their devices here
+    world.loop._meetings.expect(0, 5.0)
+    return world, devices
+
+
+def test_only_the_copies_of_a_silent_machine_are_given_up_soon_after_the_meeting():
+    world, (silent, _) = with_copies()
+    intake, job = world.loop._intake, world.state.jobs[0]
+    intake.take(NodeSilent((silent,)))
+    world.executor.wait(5.5)
+    assert not intake._overdue(job)
+    world.executor.wait(6.5)
+    assert [copy.attempt for copy in intake._overdue(job)] == [silent]
+    intake.take(NodeSilent((silent,), is_over=True))
+    assert not intake._overdue(job)
+
+
+def test_a_copy_that_nobody_waits_for_takes_no_other_copys_place():
+    world, (silent, heard) = with_copies()
+    loop = world.loop
+    view = loop._views.of(loop._devices, 10.0)
+    assert view.jobs()[0].copies_active == 2
+    loop._held.late.add(silent)
+    view = loop._views.of(loop._devices, 10.0)
+    assert view.jobs()[0].copies_active == 1
+    assert view.busy_s[silent] == 10.0  # and nobody counts on it within the slot
+    assert view.busy_s[heard] < 10.0
+
+
+def test_a_device_on_which_copy_after_copy_fails_is_left_alone_while_there_are_others():
+    world, (bad, _) = with_copies()
+    held = world.loop._held
+    assert [held.fails_too_often(bad) for _ in range(5)] == [False] * 4 + [True]
+    for device in set(world.loop._devices) - {bad}:
+        world.tracker.record(events.DeviceLost(0.0, device, "gone"))
+    assert not held.fails_too_often(bad)
