@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -106,6 +108,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the page goes")
     parser.add_argument("--wrap", default="", help="words put before each real run on the lab")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a lab that is up goes down
     wrap = tuple(asked.wrap.split())
     setting = Setting(not asked.full, asked.seed, asked.trace, asked.throughputs, wrap)
     where = place(not asked.full, asked.out)
