@@ -10,7 +10,7 @@ from statistics import fmean
 from bench.paper.batches import batch
 from bench.paper.charts import Axis, axis, lines
 from bench.paper.section import Setting, Text
-from bench.paper.shelf import Shelf
+from bench.paper.shelf import NotMeasured, Shelf
 from hadar_cli.adapters.simulated import Costs
 from hadar_cli.adapters.simulation import (
     PolicyResult,
@@ -65,12 +65,22 @@ def measure(setting: Setting, shelf: Shelf) -> Measured:
     drawn_from = setting.throughputs.name if setting.throughputs else "our table"
     for seed in seeds:
         batches[f"seed {seed} of {drawn_from}"] = batch(seed, jobs, table).jobs
-    outcomes: dict[str, list[Outcome]] = {policy: [] for policy in POLICIES}
+    done: dict[str, dict[str, Outcome]] = {}
     for name, members in batches.items():
-        for policy in POLICIES:
-            key = f"{policy}, {len(members)} jobs, {name}"
-            outcomes[policy].append(shelf.get(key, Outcome, partial(play, members, table, policy)))
-    return Measured(list(batches), len(next(iter(batches.values()))), outcomes)
+        try:
+            done[name] = {
+                policy: shelf.get(
+                    f"{policy}, {len(members)} jobs, {name}",
+                    Outcome,
+                    partial(play, members, table, policy),
+                )
+                for policy in POLICIES
+            }
+        except NotMeasured:
+            if not done:
+                raise
+    outcomes = {policy: [each[policy] for each in done.values()] for policy in POLICIES}
+    return Measured(list(done), len(next(iter(batches.values()))), outcomes)
 
 
 def play(jobs: Sequence[Job], table: Throughputs, policy: str) -> Outcome:
