@@ -140,8 +140,9 @@ def write(found: Measured, text: Text) -> None:
     )
     loads = [one.load for each in found.values() for one in each.values()]
     text.say(
-        f"The machine was not always alone with it: its load average, looked at before each run, "
-        f"was {min(loads):.1f} to {max(loads):.1f}."
+        f"The machine was shared: its load average, looked at before each run, was "
+        f"{min(loads):.1f} to {max(loads):.1f}, and the same schedule of M-1 under three policies "
+        "shows how far two runs may differ. TTDs of single runs are to be compared with care."
     )
     _shares(found, text)
     mixes = list(found["hadare"])

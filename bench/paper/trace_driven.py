@@ -204,14 +204,15 @@ def _explain(found: Measured, text: Text) -> None:
         "**Why they differ.** The paper's 40 h on 60 GPUs are 2,400 GPU-hours, while 480 jobs "
         "sampled evenly from its four size classes need about 14,000: its absolute times cannot "
         f"be met with jobs as it describes them, and only ratios are compared. Ours keep about "
-        f"{used_h:,.0f} GPU-hours of devices busy. YARN-CS and Tiresias do not see kinds of GPUs, "
-        "and YARN-CS never moves a job: one long gang that was put on K80 runs there to its end, "
-        "which is why its TTD is so much worse here, and why it has the lowest utilisation on the "
-        "whole while the paper's has the highest. Gavel's default objective is fairness, not TTD, "
-        "so its makespan objective stands beside it: that is the honest rival for TTD, and "
-        "what Hadar wins over it is the completion time of the single job. The bound is the time "
-        "no schedule of whole gangs can beat. The paper says that 30 % of its rounds change "
-        "something."
+        f"{used_h:,.0f} GPU-hours of devices busy. Where nothing is critical Hadar lets the "
+        "cheapest jobs go first, which is why half of the jobs are done so much sooner than under "
+        "the others. YARN-CS and Tiresias do not see kinds of GPUs, and YARN-CS never moves a job: "
+        "a long gang that was put on K80 runs there to its end, nearly alone. That is why it has "
+        "the lowest utilisation on the whole here while the paper's has the highest. Gavel's "
+        "default objective is fairness, not TTD, so its makespan objective stands beside it: that "
+        "is the honest rival for TTD, and what Hadar wins over it is the completion time of the "
+        "single job. The bound is the time no schedule of whole gangs can beat. The paper says "
+        "that 30 % of its rounds change something."
     )
 
 
