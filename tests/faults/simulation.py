@@ -19,7 +19,7 @@ MOST_TRIES = 600  # schedules within which a mutant has to be noticed
 TELLING = {
     "a stop keeps what copies held": 32,
     "merge without weights": 110,
-    "whom a copy follows does not matter": 3261,
+    "whom a copy follows does not matter": 20091,
 }
 
 
