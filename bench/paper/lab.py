@@ -138,12 +138,7 @@ def write(found: Measured, text: Text) -> None:
         ),
         rows,
     )
-    loads = [one.load for each in found.values() for one in each.values()]
-    text.say(
-        f"The machine was shared: its load average, looked at before each run, was "
-        f"{min(loads):.1f} to {max(loads):.1f}, and the same schedule of M-1 under three policies "
-        "shows how far two runs may differ. TTDs of single runs are to be compared with care."
-    )
+    _caution(found, text)
     _shares(found, text)
     mixes = list(found["hadare"])
     series = {
@@ -155,6 +150,24 @@ def write(found: Measured, text: Text) -> None:
     )
     text.picture("lab", "TTD on the SSH lab", svg)
     _judge(found, text)
+
+
+def _caution(found: Measured, text: Text) -> None:
+    loads = [one.load for each in found.values() for one in each.values()]
+    text.say(
+        f"The machine was shared: its load average, looked at before each run, was "
+        f"{min(loads):.1f} to {max(loads):.1f}, and the same schedule of M-1 under three policies "
+        "shows how far two runs may differ. Most runs had a raised priority (`nice -n -15`); TTDs "
+        "of single runs are still to be compared with care."
+    )
+    missing = [
+        f"{mix_name(mix)} under {policy}"
+        for mix in found["hadare"]
+        for policy, each in found.items()
+        if mix not in each
+    ]
+    if missing:
+        text.say(f"Not measured: {', '.join(missing)}.")
 
 
 def _shares(found: Measured, text: Text) -> None:
@@ -192,7 +205,7 @@ def _judge(found: Measured, text: Text) -> None:
                 for mix, one in hadare.items()
                 if any(mix in rival for rival in known)
             ]
-            title = f"{name}'s TTD ÷ HadarE's{label}"
+            title = f"{name}: TTD ÷ HadarE's{label}; {len(gains)} mixes"
             checks.append((title, fmean(gains), "≥ 1.3", lambda v: v >= 1.3))
     checks.append(
         ("HadarE's CRU", fmean(o.cru for o in hadare.values()), "≥ 0.9", lambda v: v >= 0.9)
@@ -204,7 +217,7 @@ def _judge(found: Measured, text: Text) -> None:
         ("simulated against real TTD, mean gap", fmean(gaps), "≤ 0.10", lambda v: v <= 0.1)
     )
     checks.append(("the same, worst gap", max(gaps), "≤ 0.10", lambda v: v <= 0.1))
-    text.say("Means over these mixes, beside what was aimed at:")
+    text.say("Means over the mixes that were measured for it, beside what was aimed at:")
     rows = [
         (name, f"{value:.3f}", aim, "yes" if holds(value) else "**no**")
         for name, value, aim, holds in checks
