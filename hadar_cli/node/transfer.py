@@ -80,7 +80,8 @@ def _put(directory: Path, name: str, size: int) -> None:
     if digest.hexdigest() != name:
         part.unlink(missing_ok=True)
         raise ValueError("the file arrived damaged")
-    part.replace(final)
+    with suppress(FileNotFoundError):  # another connection was quicker to put it in its place
+        part.replace(final)
     _verified.add(str(final))
     answer({"have": True, "path": str(final)})
 
@@ -132,10 +133,14 @@ def _get(path: str, offset: int, limit: int) -> None:
 def _unpack(request: Message) -> None:
     code = private_directory(request["workdir"], "code") / request["code"]
     archive = Path(request["archive"])
-    if not code.is_dir():
-        with archive.open("rb") as file:
-            unpack(file, code)
-    archive.unlink(missing_ok=True)
+    try:
+        if not code.is_dir():
+            with archive.open("rb") as file:
+                unpack(file, code)
+        archive.unlink(missing_ok=True)
+    except FileNotFoundError:
+        if not code.is_dir():  # else another connection has unpacked it meanwhile
+            raise
     answer({"path": str(code)})
 
 
