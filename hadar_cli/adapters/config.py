@@ -328,8 +328,13 @@ def _policy(value: Any, spot: Spot) -> PolicyChoice:
         return PolicyChoice(_NAME(value, spot), line=spot.line)
     if "name" not in value:
         raise spot.error("'name' is missing", "Add 'name'.")
-    fields = {key: scalar(item, spot.inside(key)) for key, item in value.items() if key != "name"}
-    return PolicyChoice(_NAME(value["name"], spot.inside("name")), fields, spot.line)
+    name = _NAME(value["name"], spot.inside("name"))
+    fields = {
+        _NAME(key, spot.inside(key)): scalar(item, spot.inside(key))
+        for key, item in value.items()
+        if key != "name"
+    }
+    return PolicyChoice(name, fields, spot.line)
 
 
 def _merge(value: Any, spot: Spot) -> MergeRules:

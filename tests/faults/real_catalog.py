@@ -302,6 +302,8 @@ def _shell(shell: str) -> Callable[[Site], object]:
         if not shutil.which(shell):
             raise Skip(f"there is no {shell} here")
         site.lab.use_shell(site.victim, shell)
+        if shell == "fish":  # makes them itself, at every login
+            site.furniture.update({".config", ".local"})
 
     return arrange
 

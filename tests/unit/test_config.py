@@ -84,6 +84,13 @@ def test_nodes_take_what_they_do_not_say_from_the_defaults(tmp_path: Path) -> No
     assert (far.price_per_hour, far.hours, far.env) == (3.0, "19:00-07:00", {"A": "1", "B": "2"})
 
 
+def test_a_policys_fields_have_plain_names(mix_file: Path) -> None:
+    odd = MIX.replace("theta: 0.8", '"\\ud800": 1')
+    with pytest.raises(InputError, match=r"control characters|does not fit") as refused:
+        read_mix(write(mix_file, odd))
+    assert refused.value.line == 3
+
+
 @pytest.mark.parametrize("line", ["slot_s: auto\n", ""])
 def test_a_mix_may_leave_the_slot_to_hadar(mix_file: Path, line: str) -> None:
     assert not read_mix(mix_file).chooses_slot
