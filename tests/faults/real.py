@@ -16,12 +16,13 @@ from random import Random
 from tests.faults.checker import Count, Violation, demand
 from tests.faults.real_catalog import Scenario, Skip, kills, scenarios
 from tests.faults.real_checker import check_no_process, check_run
-from tests.faults.real_faults import Strike, inflict
+from tests.faults.real_faults import Strike, TooLateError, inflict
 from tests.faults.real_run import RealRun
 from tests.faults.real_site import Site
 from tests.faults.sections import Findings, Size, section
 
 AT_ONCE = 6
+_TRIES = 3
 _SLOW_LINK = 2e6  # bytes a second: transfers last long enough to be struck
 _LARGE = 150_000  # floats
 
@@ -36,6 +37,7 @@ class Outcome:
     steps: int = 0
     redone: int = 0
     skipped: str | None = None
+    too_late: bool = False  # a fault found nothing left to strike
 
 
 def run_scenario(scenario: Scenario, site: Site, directory: Path, seed: int) -> Outcome:
@@ -76,6 +78,7 @@ def _play(scenario: Scenario, site: Site, directory: Path, outcome: Outcome) -> 
     except Exception as error:  # whatever it is, the others go on
         said = (directory / "stderr").read_text(errors="replace")[-400:]
         what = error if isinstance(error, Violation) else repr(error)
+        outcome.too_late = isinstance(error, TooLateError)
         outcome.violation = f"{scenario.name} (seed {outcome.seed}): {what}; head said: {said}"
     finally:
         if run.is_running():
@@ -114,11 +117,17 @@ def run_scenarios(scenarios: list[Scenario], seed: int, at_once: int = AT_ONCE) 
         with sites(directory, min(at_once, len(scenarios))) as free:
 
             def play(number: int) -> Outcome:
+                """Once; again with another seed if a fault came too late, three times at most."""
                 site, place = free.get(), directory / f"run-{number}"
                 try:
-                    return run_scenario(scenarios[number], site, place, seed + number)
+                    for again in range(_TRIES):
+                        one = seed + number + again * len(scenarios)
+                        outcome = run_scenario(scenarios[number], site, place, one)
+                        shutil.rmtree(place, ignore_errors=True)
+                        if not outcome.too_late:
+                            break
+                    return outcome
                 finally:
-                    shutil.rmtree(place, ignore_errors=True)
                     free.put(site)
 
             with ThreadPoolExecutor(at_once) as pool:

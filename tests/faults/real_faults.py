@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hadar_cli.core import events
-from tests.faults.checker import Violation
 from tests.faults.real_run import RealRun
 
 STAGES = ("start", "transfer", "training", "hand-in", "merge")
@@ -21,7 +20,10 @@ RECOVERED_WITHIN_S = 60.0
 WORKER_S, NODE_S = 2.0, 15.0  # stated: by then a killed worker, a lost node is on record
 LOADED = 3.0  # times as long on a machine that does other things
 LOSSES = (events.CopyLost, events.DeviceLost)
-_STRUCK = "the run ended before the fault could strike"
+
+
+class TooLateError(Exception):
+    """The run ended before the fault could strike: it is played again."""
 
 
 @dataclass
@@ -54,7 +56,7 @@ def inflict(fault: Fault, run: RealRun) -> Strike:
     run.jitter(0.4 if fault.stage in ("start", "training") else 0.05)
     strike = Strike(f"{fault.kind} at {fault.stage}", time.monotonic())
     if not fault.strike(run):
-        raise Violation(f"{strike.kind}: it did not fire")
+        raise TooLateError(f"{strike.kind}: it did not fire")
     is_loss = fault.noticed_within_s is not None and _is_under_way(run)
     if fault.lasts_s:
         end = strike.at + fault.lasts_s
@@ -122,7 +124,7 @@ def reach(stage: str, run: RealRun) -> None:
 
     def is_there() -> bool:
         if not run.is_running():
-            raise Violation(_STRUCK)
+            raise TooLateError("the run ended before the fault could strike")
         if stage in _RECORDS:
             return run.count(*_RECORDS[stage]) > before
         return bool(set(_files(run, stage)) - known)
