@@ -157,8 +157,10 @@ def _caution(found: Measured, text: Text) -> None:
     text.say(
         f"The machine was shared: its load average, looked at before each run, was "
         f"{min(loads):.1f} to {max(loads):.1f}, and the same schedule of M-1 under three policies "
-        "shows how far two runs may differ. Most runs had a raised priority (`nice -n -15`); TTDs "
-        "of single runs are still to be compared with care."
+        "shows how far two runs may differ. Most runs had a raised priority (`nice -n -15`), some "
+        "of them beside other raised work; M-1 under Gavel and Hadar ran at normal priority on an "
+        "idle machine, so its gain, which carries the means below, is not like for like. Each "
+        "cell is one run; TTDs are an indication, to be compared with care."
     )
     missing = [
         f"{mix_name(mix)} under {policy}"
