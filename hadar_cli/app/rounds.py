@@ -224,9 +224,10 @@ class RoundLoop:
     def _start_planned(self) -> None:
         """Starts the next stint of every idle device's list, all copies of a job knowing of each
         other: together they set its learning rate, and when they meet."""
-        idle = set(self._held.idle())
+        in_order = self._held.idle()  # as the inventory lists them, whatever they are called
+        idle = set(in_order)
         chosen: dict[int, list[Stint]] = {}
-        for device in sorted(idle):
+        for device in in_order:
             if stint := self._next_stint(device, idle):
                 chosen.setdefault(stint.job, []).append(stint)
             else:

@@ -250,8 +250,9 @@ class Agent:
         if any(processes.is_alive(*pair) for pair in known):
             return None
         if known:
-            why = "its supervisor was killed"
-            return {"code": -1, "why": why, "log": _tail(directory / "log")}
+            killed = {"code": -1, "why": "its supervisor was killed"}
+            ended = _read_json(directory / "exit.json") or killed  # it may have left just now
+            return {**ended, "log": _tail(directory / "log")}
         # One that an earlier agent asked for may come yet: its nursery does all it was told to.
         nursery = self._nursery.pid
         is_coming = self._nursery.is_alive and self._born_by.get(directory, nursery) == nursery

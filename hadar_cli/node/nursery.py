@@ -62,13 +62,21 @@ class Nursery:
 
     def start(self, directory: Path, spec: WorkerSpec) -> int:
         """Has it fork the worker; its pid."""
+        request = {"directory": str(directory), "spec": dataclasses.asdict(spec)}
+        line = json.dumps(request).encode() + b"\n"
+        try:
+            self._tell(line)
+        except BrokenPipeError:  # it is dying; not dead yet, or it would have been replaced
+            self.end()
+            self._tell(line)
+        return self._process.pid
+
+    def _tell(self, line: bytes) -> None:
         if not self.is_alive:
             self._process = self._begin()
         assert self._process.stdin
-        request = {"directory": str(directory), "spec": dataclasses.asdict(spec)}
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.write(line)
         self._process.stdin.flush()
-        return self._process.pid
 
 
 def main() -> None:
