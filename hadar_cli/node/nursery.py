@@ -12,6 +12,7 @@ still choose its own.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import runpy
@@ -91,8 +92,11 @@ def main() -> None:
 
 
 def _import_torch() -> None:
+    gc.disable()  # nothing of what is imported is garbage
     with suppress(ImportError):  # the script will say so itself, in its log
         import hadar_cli.node.training  # noqa: F401
+    gc.freeze()  # nor will it be in any worker, which would copy the pages it lies on
+    gc.enable()
 
 
 def _speaks_of_torch(words: list[str]) -> bool:
