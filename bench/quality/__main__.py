@@ -22,6 +22,7 @@ from bench.quality.plan import (
     tasks,
 )
 from bench.quality.results import Results, measure
+from bench.quality.scheduled import keep
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,11 +43,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two held-out seeds, few recipes")
     parser.add_argument("--page", action="store_true", help="write the page, measure nothing")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--runs", type=Path, nargs="+", help="keep the merges of these runs of M-5")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results/quality.json")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/quality.md")
     args = parser.parse_args()
 
     args.results.parent.mkdir(exist_ok=True)
+    if args.runs:
+        keep(args.runs)
     results = Results(args.results)
     if args.quick:
         measure(tasks(JUDGED, HELD_OUT[:2]), results, args.processes)

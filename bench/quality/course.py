@@ -46,7 +46,7 @@ class Recipe:
     every: int = 10
     speeds: tuple[float, ...] = LAB
     base_lr: float = 1.0  # a factor on the workload's own
-    in_mix: bool = False  # on the devices, and merged when, HadarE would in M-5 with all five jobs
+    in_mix: bool = False  # on the devices, and merged when, a real run of M-5 did it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ def shares(total: int, speeds: Sequence[float]) -> list[int]:
     return counts
 
 
-def meetings(recipe: Recipe, steps: int, workload: str = "") -> Iterator[list[int]]:
+def meetings(recipe: Recipe, steps: int, workload: str = "", seed: int = 0) -> Iterator[list[int]]:
     """The steps of every device until each merge; the first ones are the fastest device's alone."""
     if recipe.in_mix:
-        yield from merges_in_mix()[workload]
+        yield from merges_in_mix(workload, seed)
         return
     done = solo(recipe, steps) if len(recipe.speeds) > 1 else 0
     if done:
@@ -111,7 +111,7 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
     script = _Script(workload, recipe.base_lr, steps, seed, folder)
     base: Path | None = None
     done = 0
-    for generation, counts in enumerate(meetings(recipe, steps, workload)):
+    for generation, counts in enumerate(meetings(recipe, steps, workload, seed)):
         scale = copy_lr_scale(recipe.rules, counts, done, steps)
         script.meet(base, done, generation, scale)
         contributions = []

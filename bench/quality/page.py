@@ -24,9 +24,10 @@ from bench.quality.plan import (
     at_base_lr,
     task,
     tasks,
+    unforked_like,
 )
 from bench.quality.results import Results
-from bench.quality.scheduled import forked_in_mix
+from bench.quality.scheduled import forked_in_mix, steps_in_mix
 from hadar_cli.workloads import CATALOG
 
 # The paper's table of inference quality: forking, no forking (mix M-5 on its lab's cluster).
@@ -48,6 +49,7 @@ def page(results: Results) -> str:
                 _INTRODUCTION.format(
                     speeds=", ".join(f"{speed:g}" for speed in LAB),
                     steps=", ".join(f"{CATALOG[w].short} {steps}" for w, steps in STEPS.items()),
+                    mix=", ".join(f"{CATALOG[w].short} {steps_in_mix(w)}" for w in STEPS),
                     every=DEFAULT.every,
                     merging=_percent(MERGING),
                     tuned=_list(TUNED),
@@ -76,7 +78,7 @@ def judgement(results: Results, seeds: Sequence[int]) -> str:
         [
             CATALOG[workload].short,
             _spread(_losses(results, workload, UNFORKED, seeds), 4),
-            _percent(forked_in_mix(workload) / STEPS[workload]),
+            _percent(fmean(forked_in_mix(workload, s) for s in seeds) / steps_in_mix(workload)),
             *(str(ratios[recipe.name][row]) for recipe in recipes),
         ]
         for row, workload in enumerate(STEPS)
@@ -106,9 +108,9 @@ def _beside_the_paper(results: Results) -> str:
     rows = []
     for workload, (forked, unforked, measure) in PAPER.items():
         kind = CATALOG[workload]
-        steps, both = STEPS[workload], (IN_MIX, UNFORKED)
-        seeds = [s for s in HELD_OUT if all(task(workload, r, steps, s) in results for r in both)]
-        ours = [_measures(results, workload, r, seeds) for r in both]
+        pairs = [(task(workload, IN_MIX, s), unforked_like(workload, IN_MIX, s)) for s in HELD_OUT]
+        known = [pair for pair in pairs if all(one in results for one in pair)]
+        ours = [[results[pair[i]].measure for pair in known] for i in range(2)]
         ahead = _mean(ours[0]) - _mean(ours[1])
         ahead = ahead if kind.higher_is_better else -ahead
         won = "HadarE" if ahead > 0 else "unforked" if ahead < 0 else "-" if ahead else "alike"
@@ -139,8 +141,8 @@ def _merged_or_leader(results: Results) -> str:
     """What `merge.keep: better` would have kept at the end."""
     rows, better, known = [], 0, 0
     recipes = (DEFAULT, IN_MIX, *CHOICES, *AMOUNTS)
-    for workload, steps in STEPS.items():
-        asked = (task(workload, r, steps, s) for r in recipes for s in (*TUNED, *HELD_OUT))
+    for workload in STEPS:
+        asked = (task(workload, r, s) for r in recipes for s in (*TUNED, *HELD_OUT))
         pairs = {}
         for one in asked:
             if one in results and (leader := results[one].leader) is not None:
@@ -186,13 +188,8 @@ def best_base_lr(results: Results, workload: str) -> float:
 
 
 def _losses(results: Results, workload: str, recipe: Recipe, seeds: Sequence[int]) -> list[float]:
-    asked = (task(workload, recipe, STEPS[workload], seed) for seed in seeds)
+    asked = (task(workload, recipe, seed) for seed in seeds)
     return [results[one].loss for one in asked if one in results]
-
-
-def _measures(results: Results, workload: str, recipe: Recipe, seeds: Sequence[int]) -> list[float]:
-    asked = (task(workload, recipe, STEPS[workload], seed) for seed in seeds)
-    return [results[one].measure for one in asked if one in results]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +219,8 @@ def _ratio(
     """Of the seeds that have both. Losses of single seeds scatter too widely to divide them."""
     pairs = []
     for seed in seeds:
-        one, other = (task(workload, r, STEPS[workload], seed) for r in (recipe, unforked))
+        one = task(workload, recipe, seed)
+        other = unforked_like(workload, recipe, seed, unforked)
         if one in results and other in results:
             pairs.append((results[one].loss, results[other].loss))
     if not pairs:
@@ -279,11 +277,13 @@ and forked over five devices with the speeds of the paper's lab ({speeds}).
 Steps are real, done by the workloads' own scripts under the contract of a node; so are checkpoints
 and merges. Time is virtual: the copies train one after another in one process, each for the steps
 that its device's speed gives it. "HadarE in M-5" is what `hadar run mixes/m5.yaml` does: five jobs
-share the five devices, and a job is forked no further than it takes for all to end together; the
-simulator says who trains what and when copies meet, and "forked in M-5" is the share of the steps
-that several copies did between two merges. "HadarE" is the hardest case: a lone job, its first
-steps on the fastest device (as many as `hadar` gives it there), then all five devices to the end,
-merged every {every} counted steps.
+share the five devices, and a job is forked no further than it takes for all to end together. Who
+trained how many steps between which merges is taken from the journals of five real runs over SSH on
+the lab's five nodes (`bench/results/m5.json`), another run for each seed, with the presets' own
+numbers of steps ({mix}). "Forked in M-5" is the share of the steps that several copies did between
+two merges; a job that a run never forked was trained unforked there, and its ratio is one. "HadarE"
+is the hardest case: a lone job, its first steps on the fastest device (as many as `hadar` gives it
+there), then all five devices to the end, merged every {every} counted steps.
 
 Counted steps: {steps}, at most as many as the presets' own; the shorter a training, the harder it
 is to divide. The loss is of held-out data: cross entropy for IC (on 2,000 images in place of the

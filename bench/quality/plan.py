@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.quality.course import ALONE, Recipe, steps_alone
-from bench.quality.scheduled import STEPS, forked_in_mix
+from bench.quality.scheduled import STEPS, forked_in_mix, steps_in_mix
 from hadar_cli.core.model import PAPER_MERGE, MergeRules, OuterStep
 
 TUNED = (1, 2, 3, 4, 5)
@@ -62,23 +62,35 @@ class Task:
 
 
 def tasks(recipes: Sequence[Recipe], seeds: Sequence[int]) -> Iterator[Task]:
-    """Every recipe on every workload, seed by seed."""
+    """Every recipe on every workload, seed by seed; and what those of the mix are compared with."""
     for seed in seeds:
         for recipe in recipes:
-            for workload, steps in STEPS.items():
-                yield task(workload, recipe, steps, seed)
+            for workload in STEPS:
+                yield task(workload, recipe, seed)
+                if recipe.in_mix:
+                    yield unforked_like(workload, recipe, seed)
 
 
-def task(workload: str, recipe: Recipe, steps: int, seed: int) -> Task:
+def task(workload: str, recipe: Recipe, seed: int) -> Task:
     """The fastest device alone stops when HadarE has done all steps, and plans for that.
 
-    A job that the mix never forks is trained unforked, and need not be trained again.
+    A job that the mix's run never forked was trained unforked, and need not be trained again.
     """
+    steps = STEPS[workload]
     if recipe.name == FASTEST.name:
         steps = steps_alone(DEFAULT, steps)
-    if recipe.in_mix and not forked_in_mix(workload):
+    if recipe.in_mix and forked_in_mix(workload, seed):
+        steps = steps_in_mix(workload)
+    elif recipe.in_mix:
         recipe = replace(UNFORKED, name=recipe.name)
     return Task(workload, recipe, steps, seed)
+
+
+def unforked_like(workload: str, recipe: Recipe, seed: int, unforked: Recipe = UNFORKED) -> Task:
+    """Unforked training with as many steps as the recipe's, but for those that stop early."""
+    one = task(workload, recipe, seed)
+    steps = one.steps if recipe.in_mix else STEPS[workload]
+    return Task(workload, unforked, steps, seed)
 
 
 def at_base_lr(recipe: Recipe, factor: float) -> Recipe:

@@ -52,7 +52,7 @@ def _key(task: Task) -> str:
     elif not task.recipe.in_mix:
         recipe["rules"]["solo"] = solo(task.recipe, task.steps)  # in steps, whatever the rule says
     if recipe.pop("in_mix"):
-        merges = json.dumps(merges_in_mix()[task.workload])
+        merges = json.dumps(merges_in_mix(task.workload, task.seed))
         recipe["schedule"] = hashlib.sha256(merges.encode()).hexdigest()[:12]
     return json.dumps([task.workload, task.steps, task.seed, recipe], separators=(",", ":"))
 

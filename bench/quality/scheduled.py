@@ -1,21 +1,13 @@
-"""When the copies of each job meet in the mix M-5, as HadarE schedules it on the paper's lab."""
+"""When the copies of each job met in real runs of the mix M-5 over SSH on the lab's five nodes."""
 
 from __future__ import annotations
 
 import functools
 import json
-from dataclasses import replace
 from pathlib import Path
 
-from hadar_cli.adapters.config import read_mix, read_nodes
-from hadar_cli.adapters.head import devices_of
-from hadar_cli.adapters.simulated import Costs, SimulatedExecutor
-from hadar_cli.adapters.simulation import ModelledSpeeds, play
-from hadar_cli.app.ports import Progressed
+from hadar_cli.adapters.store import RunFacts, find_run, read_journal
 from hadar_cli.core import events
-from hadar_cli.core.model import Mix
-from hadar_cli.core.policies import registry
-from hadar_cli.core.state import RunState
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "bench/results/m5.json"
@@ -28,57 +20,55 @@ STEPS = {
     "weather": 600,
 }
 
+Merges = dict[str, list[list[int]]]  # by workload: the steps of every device until each merge
 
-class _Merges:
-    """Notes the steps of every device at each merge."""
 
-    def __init__(self, mix: Mix, devices: list[str], state: RunState) -> None:
-        self._state, self._column = state, {device: i for i, device in enumerate(devices)}
-        self._steps: dict[str, int] = {}
-        self.of: dict[str, list[list[int]]] = {job.workload: [] for job in mix.jobs}
+def keep(runs: list[Path]) -> None:
+    """Takes the merges of these runs for those that every seed in turn is trained by."""
+    lines = [json.dumps(_merges_of(run)) for run in runs]
+    KEPT.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
-    def happened(self, event: events.Event) -> None:
+
+def _merges_of(run: Path) -> Merges:
+    store = find_run(run.parent, run.name)
+    return fold(store.facts, read_journal(store.journal_path))
+
+
+def fold(facts: RunFacts, happened: list[events.Event]) -> Merges:
+    column = {node.name: i for i, node in enumerate(facts.nodes)}
+    workload = {job.id: job.workload for job in facts.mix.jobs}
+    merges: Merges = {job.workload: [] for job in facts.mix.jobs}
+    where: dict[str, int] = {}
+    steps: dict[str, int] = {}
+    for event in happened:
+        if isinstance(event, events.CopyStarted):
+            where[event.attempt] = column[event.device.partition(":")[0]]
         if isinstance(event, events.CopyFinished):
-            self._steps[event.attempt] = event.steps
+            steps[event.attempt] = event.steps
         if isinstance(event, events.WeightsMerged):
-            counts = [0] * len(self._column)
+            counts = [0] * len(column)
             for attempt in event.accepted:
-                counts[self._column[self._state.device_of(attempt)]] += self._steps[attempt]
-            self.of[self._state.jobs[event.job].job.workload].append(counts)
-
-    def progressed(self, report: Progressed) -> None: ...
-
-    def tick(self) -> None: ...
-
-
-@functools.cache
-def merges_in_mix() -> dict[str, list[list[int]]]:
-    """The steps of every device of ``nodes.toml`` until each merge, by workload.
-
-    Kept in a file: a change to the scheduler would otherwise make waste of what was measured.
-    Remove the file to have M-5 scheduled anew.
-    """
-    if not KEPT.exists():
-        lines = (f"{json.dumps(job)}: {json.dumps(merges)}" for job, merges in _schedule().items())
-        KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    merges: dict[str, list[list[int]]] = json.loads(KEPT.read_text())
+                counts[where[attempt]] += steps[attempt]
+            merges[workload[event.job]].append(counts)
     return merges
 
 
-def _schedule() -> dict[str, list[list[int]]]:
-    mix = read_mix(ROOT / "mixes/m5.yaml")
-    jobs = tuple(replace(job, target_steps=STEPS[job.workload]) for job in mix.jobs)
-    mix = replace(mix, jobs=jobs)
-    devices = devices_of(read_nodes(ROOT / "nodes.toml"))
-    state = RunState(mix.jobs)
-    seen = _Merges(mix, [device.name for device in devices], state)
-    speeds = ModelledSpeeds(mix.jobs, devices)
-    executor = SimulatedExecutor(speeds.gang, Costs())
-    play(mix, devices, registry.create(mix.policy), executor, speeds.known(), state, seen)
-    return seen.of
+@functools.cache
+def _kept() -> list[Merges]:
+    runs: list[Merges] = json.loads(KEPT.read_text())
+    return runs
 
 
-def forked_in_mix(workload: str) -> int:
-    """The steps that several copies of the job do between two merges."""
-    merges = merges_in_mix()[workload]
+def merges_in_mix(workload: str, seed: int) -> list[list[int]]:
+    """As in one of the runs that were kept, another one for every seed."""
+    return _kept()[seed % len(_kept())][workload]
+
+
+def steps_in_mix(workload: str) -> int:
+    return sum(map(sum, merges_in_mix(workload, 0)))
+
+
+def forked_in_mix(workload: str, seed: int) -> int:
+    """The steps that several copies of the job did between two merges."""
+    merges = merges_in_mix(workload, seed)
     return sum(sum(counts) for counts in merges if sum(count > 0 for count in counts) > 1)

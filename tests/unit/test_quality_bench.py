@@ -30,11 +30,14 @@ from bench.quality.plan import (
     UNFORKED,
     Task,
     task,
+    unforked_like,
 )
 from bench.quality.results import Results
-from bench.quality.scheduled import forked_in_mix
+from bench.quality.scheduled import fold, forked_in_mix, merges_in_mix, steps_in_mix
+from hadar_cli.adapters.store import RunFacts
+from hadar_cli.core import events
 from hadar_cli.core.merging import solo_steps
-from hadar_cli.core.model import MergeRules
+from hadar_cli.core.model import Job, MergeRules, Mix, Node
 
 SPEEDS = st.lists(st.floats(0.05, 10.0), min_size=1, max_size=8)
 
@@ -99,11 +102,13 @@ RIVALS = {"plain mean": 2.0, "fastest alone": 1.5}
 def judged(tmp_path: Path, losses: dict[str, float]) -> Results:
     results = Results(tmp_path / "r.json")
     for recipe in JUDGED:
-        for workload, steps in STEPS.items():
+        for workload in STEPS:
             for seed in HELD_OUT:
-                loss, one = losses[recipe.name] * seed, task(workload, recipe, steps, seed)
-                if one not in results:  # a job that the mix does not fork is an unforked one
-                    results.add(one, Outcome(loss, loss, 1.0))
+                pair = (losses[recipe.name], task(workload, recipe, seed))
+                other = (losses["unforked"], unforked_like(workload, recipe, seed))
+                for loss, one in (pair, other):
+                    if one not in results:  # a job that the mix does not fork is an unforked one
+                        results.add(one, Outcome(loss * seed, loss * seed, 1.0))
     return results
 
 
@@ -116,9 +121,10 @@ def test_the_verdict_counts_workloads(tmp_path: Path) -> None:
 
 
 def test_a_worse_default_is_not_called_good(tmp_path: Path) -> None:
-    losses = {"unforked": 1.0, "HadarE in M-5": 1.06, "HadarE": 1.6} | RIVALS
+    losses = {"unforked": 1.0, "HadarE in M-5": 1.2, "HadarE": 1.6} | RIVALS
     text = judgement(judged(tmp_path, losses), HELD_OUT)
-    unforked = sum(not forked_in_mix(workload) for workload in STEPS)
+    unforked = sum(not any(forked_in_mix(w, seed) for seed in HELD_OUT) for w in STEPS)
+    assert 0 < unforked < 5
     assert f"HadarE in M-5 {unforked} of 5" in text and "in equal time: 0 of 5" in text
 
 
@@ -126,7 +132,7 @@ def test_a_ratio_is_of_mean_losses(tmp_path: Path) -> None:
     results = Results(tmp_path / "r.json")
     for seed, (unforked, hadare) in enumerate(((1.0, 3.0), (3.0, 1.0)), start=1):
         for recipe, loss in ((UNFORKED, unforked), (DEFAULT, hadare)):
-            one = task("weather", recipe, STEPS["weather"], seed)
+            one = task("weather", recipe, seed)
             results.add(one, Outcome(loss, loss, 1.0))
     # Leaving out either seed gives 1/3 or 3: half their distance is the standard error.
     text = judgement(results, (1, 2))
@@ -137,3 +143,23 @@ def test_the_page_leaves_open_what_was_not_measured(tmp_path: Path) -> None:
     text = page(Results(tmp_path / "none.json"))
     assert "| - | - | - | - |\n| LM | - |" in text and "In all: 0 of 0 runs." in text
     assert "Seeds 11, 12, 13, 14, 15 have not been measured in full." in text
+
+
+def test_the_mix_is_trained_as_real_runs_did_it() -> None:
+    for workload in STEPS:
+        for seed in HELD_OUT:
+            assert sum(map(sum, merges_in_mix(workload, seed))) == steps_in_mix(workload)
+
+
+def test_merges_are_read_from_a_journal() -> None:
+    job = Job(0, "weather", 100, 8, workload="weather")
+    facts = RunFacts("r", Mix("m", (job,)), (Node("a", "local"), Node("b", "local")), "", "")
+    slices = {"one": ((0, 10),), "two": ((10, 14),), "three": ((14, 20),), "four": ((20, 30),)}
+    happened: list[events.Event] = []
+    for (attempt, steps), device in zip(slices.items(), ("a", "b:0", "b:1", "a"), strict=True):
+        happened.append(events.CopyStarted(0.0, attempt, 0, 0, device, 1, 0, steps, 1.0))
+        done = sum(end - first for first, end in steps)
+        happened.append(events.CopyFinished(1.0, attempt, done, steps, 0.0, 1.0, 0.0, "steps"))
+    for generation, accepted in ((1, ("one", "two", "three")), (2, ("four",))):
+        happened.append(events.WeightsMerged(2.0, 0, generation, "", accepted))
+    assert fold(facts, happened) == {"weather": [[10, 10], [10, 0]]}
