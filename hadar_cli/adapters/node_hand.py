@@ -6,10 +6,12 @@ of which nothing is heard is reported silent, then gone, and back when it return
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -43,8 +45,11 @@ _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 3.0)  # between attempts to mend; the last one 
 _RETURN_EVERY_S = 5.0  # a node that is gone is looked for
 _LATE_S = 150.0  # past its deadline: longer than the supervisor waits before it ends the copy
 _TRIES = 3  # to send an order or fetch a result, before the copy is given up
+_MOST_REFUSALS = 3  # of orders, in a row; a node that takes none is left until it can be opened
 _PROGRESS_EVERY_S = 0.1  # of one copy; what comes faster is passed over
 _LONGEST_LOG = 4000
+# How a script ends whose node lacks what every PyTorch job needs: no other copy would fare better.
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '(torch|safetensors)'$")
 
 Tell: TypeAlias = Callable[["Report | HadarError"], None]
 
@@ -87,7 +92,7 @@ class NodeHand:
         self._attempts: dict[str, _Attempt] = {}
         self._workers: dict[str, tuple[int, str]] = {}  # device -> job, worker
         self._trained: set[str] = set()  # workers whose weights are no longer the job's first
-        self._hired = 0
+        self._hired = self._refusals = 0
         self._link: AgentLink | None = None
         self._begun = self._gone = self._was_open = False
         self._heard_at, self._unheard = 0.0, 0
@@ -301,8 +306,24 @@ class NodeHand:
             raise
         except AgentError as error:
             self._fail(attempt, str(error), node_fault=True)
+            self._count_refusal(error)
             return
+        self._refusals = 0
         held.sent, held.warm, held.tries = True, answer.get("warm") is True, 0
+
+    def _count_refusal(self, error: AgentError) -> None:
+        """A disk that is full or broken stays so for a while: the others have the work until then,
+        and the journal is spared a record of every try."""
+        self._refusals += 1
+        if self._refusals < _MOST_REFUSALS:
+            return
+        self._refusals = 0
+        reason = AgentError(f"it takes no orders: {error}")
+        self._give_up(reason)  # first, or copies would be told as failed that are stopped now
+        if link := self._link:
+            with suppress(HadarError):
+                link.ask("stop", timeout_s=15.0, grace_s=0.0)
+        self._leave(reason)
 
     def _may_try(self, attempt: str, held: _Attempt) -> bool:
         held.tries += 1
@@ -382,14 +403,31 @@ class NodeHand:
                 was_waiting = bool(held.order.follows) and why == "released"
                 log = str(message.get("log", ""))[-_LONGEST_LOG:]
                 blameless = was_waiting or message.get("node_fault") is True
-                self._fail(attempt, reason, log, blameless)
+                if missing := _missing_module(log):
+                    self._fail(attempt, missing, log, node_fault=True, unfit=True)
+                else:
+                    self._fail(attempt, reason, log, blameless)
 
     def _on_end(self, link: AgentLink) -> None:
         self._do(self._end_link, link)
 
-    def _fail(self, attempt: str, why: str, log: str = "", node_fault: bool = False) -> None:
+    def _fail(
+        self,
+        attempt: str,
+        why: str,
+        log: str = "",
+        node_fault: bool = False,
+        unfit: bool = False,
+    ) -> None:
         if self._attempts.pop(attempt, None):
-            self._tell(Failed(attempt, why, log, node_fault))
+            self._tell(Failed(attempt, why, log, node_fault, unfit))
+
+
+def _missing_module(log: str) -> str | None:
+    """What the node's Python lacks, and what to do, if a script's last words say so."""
+    last_words = log.strip().rpartition("\n")[2]
+    found = _MISSING.match(last_words)
+    return found and f"its python has no {found[1]}: pip install torch safetensors there"
 
 
 def _in_words(error: Exception) -> str:

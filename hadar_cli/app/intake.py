@@ -82,10 +82,17 @@ class Intake:
                 device = self.held.free(report.attempt)
                 self.held.warm.pop(device, None)
                 self.tracker.failed(report)
-                if not report.node_fault and self.held.fails_too_often(device):
-                    why = f"copy after copy fails there; last: {report.why}"
+                if why := self._objection(report, device):
                     self.tracker.record(events.DeviceLost(self.executor.now(), device, why))
                 self._commit_if_complete(report.attempt)
+
+    def _objection(self, report: Failed, device: str) -> str | None:
+        """Why the device had better be left alone, after this failure on it."""
+        if report.unfit:
+            return report.why
+        if not report.node_fault and self.held.fails_too_often(device):
+            return f"copy after copy fails there; last: {report.why}"
+        return None
 
     def _learn(self, report: HandedIn) -> None:
         started, result = self.tracker.state.started[report.attempt], report.result
@@ -100,10 +107,10 @@ class Intake:
         started = state.started.get(attempt)
         job = state.jobs[started.job] if started else None
         if job and job.failures > job.job.retry:
-            why, log = job.last_failure
+            name, (device, why, log) = job.job.name, job.last_failure
             raise UnfinishedError(
-                f"job {job.job.name!r} failed {job.failures} times in a row; last: {why}",
-                fix=_last_lines(log) or "see the log of its last copy",
+                f"job {name!r} failed {job.failures} times in a row, last on {device}: {why}",
+                fix="\n".join(filter(None, (_last_lines(log), f"see more by: hadar logs {name}"))),
             )
 
     # -- meetings ----------------------------------------------------------------------------

@@ -86,12 +86,16 @@ class HandedIn:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The copy is lost; ``node_fault`` says that the job cannot be blamed for it."""
+    """The copy is lost; ``node_fault`` says that the job cannot be blamed for it.
+
+    The device is ``unfit`` if the next copy there would fare no better: it is left alone.
+    """
 
     attempt: str
     why: str
     log: str = ""
     node_fault: bool = False
+    unfit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

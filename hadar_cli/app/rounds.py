@@ -46,6 +46,7 @@ _LEAST_STINT_S = 0.5
 _HEADROOM = 1.5  # more steps than a device should come to, in case it is faster than thought
 _STRETCH = 1 / 3  # of a slot: longer, if all the work is done then
 _AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
+_NAMED = 3  # of the jobs that an error is about
 _NO_NEWS = (Progressed, Surveyed, NodeSilent)  # nothing can be started after these
 
 
@@ -385,9 +386,10 @@ class RoundLoop:
         """Nothing could be started: the next job arrives later, or there is no device for it."""
         if not self._held.idle():
             reasons = "; ".join(f"{d}: {why}" for d, why in self._state.lost_devices.items())
+            what = f"no device is left for {self._waiting_jobs()} ({reasons})"
             if self._intake.refused >= self._state.lost_devices.keys():
-                raise RefusedError(f"no device is left ({reasons})")
-            raise UnfinishedError(f"no device is left ({reasons})")
+                raise RefusedError(what)
+            raise UnfinishedError(what)
         now = self._executor.now()
         arrivals = [j.job.arrives_s for j in self._state.unfinished if j.job.arrives_s > now]
         if not arrivals:
@@ -397,6 +399,12 @@ class RoundLoop:
             for report in self._executor.wait(min(*arrivals, tick)):
                 self._take(report)
             self._observer.tick()
+
+    def _waiting_jobs(self) -> str:
+        """The jobs that cannot go on, the first few by name."""
+        names = [repr(job.job.name) for job in (*self._state.unfinished, *self._state.unmeasured)]
+        more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+        return f"job {', '.join([*names[:_NAMED], *more])}"
 
     # -- devices without a copy --------------------------------------------------------------
 

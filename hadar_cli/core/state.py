@@ -29,7 +29,7 @@ class JobState:
     quality: dict[str, float] | None = None
     rival: str | None = None  # the last merge's leader, until it is known which of them is better
     failures: int = 0  # in a row
-    last_failure: tuple[str, str] = ("", "")  # why, and the copy's log
+    last_failure: tuple[str, str, str] = ("", "", "")  # on which device, why, and the copy's log
     active: dict[str, events.CopyStarted] = field(default_factory=dict)
     errands: dict[str, events.CopyStarted] = field(default_factory=dict)
     handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class RunState:
         job.free |= StepSet.of(started.slices)
         if not event.node_fault:
             job.failures += 1
-            job.last_failure = (event.why, event.log)
+            job.last_failure = (started.device, event.why, event.log)
 
     def _finish(self, event: events.CopyFinished) -> None:
         started = self.started[event.attempt]
@@ -214,7 +214,7 @@ class RunState:
             if unused := job.handed_in.pop(attempt, None):
                 job.free |= StepSet.of(unused.slices)
             job.failures += 1
-            job.last_failure = (why, "")
+            job.last_failure = (self.device_of(attempt), why, "")
         if not steps:
             return
         job.generation = event.generation

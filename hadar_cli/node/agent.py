@@ -45,6 +45,7 @@ _LOOK_EVERY_S = 0.025
 _PROGRESS_EVERY_S = 0.5
 _LOG_TAIL_BYTES = 2000
 _NEVER_STARTED_S = 60.0
+_DISK_PAGE = 4096  # a full disk may yet take less
 _HALF_WRITTEN_S = 2.0  # a result that is not JSON yet may still become it
 
 Message = dict[str, Any]
@@ -69,6 +70,7 @@ class Agent:
         self._born_by: dict[Path, int] = {}  # worker's directory -> pid of the nursery it is from
         self._since: dict[str, float] = {}
         self._told_progress: dict[str, tuple[float, int]] = {}
+        self._results = _Results()
 
     @classmethod
     def open(cls, request: Message) -> tuple[Agent, Message]:
@@ -131,6 +133,10 @@ class Agent:
         with _locked(self._run):
             if _read_json(self._run / "fence.json") != self._fence:
                 raise Superseded("a newer head has taken over this run")
+            if request["do"] == "stop":  # even where no lease can be written any more
+                self.stop_workers(float(request["grace_s"]))
+                self._nursery.end()
+                return {}
             self.renew()
             match request["do"]:
                 case "renew":
@@ -141,9 +147,6 @@ class Agent:
                     self._release(request["worker"])
                 case "forget":
                     self._forget(request["attempt"])
-                case "stop":
-                    self.stop_workers(float(request["grace_s"]))
-                    self._nursery.end()
                 case unknown:
                     raise ValueError(f"unknown request {unknown!r}")
             return {}
@@ -207,7 +210,8 @@ class Agent:
             d for d in (self._run / "workers").iterdir() if d.is_dir() and d.name not in kept
         ]
         for directory in directories:
-            (directory / "stop").touch()
+            with suppress(OSError):  # a disk that takes nothing saves no worker from its end
+                (directory / "stop").touch()
         known = [pair for d in directories for pair in _processes_of(d)]
         processes.wait_gone(known, grace_s)
         for pid, started in known:
@@ -225,7 +229,7 @@ class Agent:
         found: list[Message] = []
         for attempt, directory in list(self._active.items()):
             files = self._run / "attempts" / attempt
-            result = _read_result(files / "result.json")
+            result = self._results.read(files / "result.json", time.monotonic())
             if result is not None:
                 del self._active[attempt]
                 weights = files / "weights.safetensors"
@@ -250,15 +254,15 @@ class Agent:
         if any(processes.is_alive(*pair) for pair in known):
             return None
         if known:
-            killed = {"code": -1, "why": "its supervisor was killed"}
-            ended = _read_json(directory / "exit.json") or killed  # it may have left just now
+            ended = _read_json(directory / "exit.json") or _vanished(directory)  # if not just now
             return {**ended, "log": _tail(directory / "log")}
         # One that an earlier agent asked for may come yet: its nursery does all it was told to.
         nursery = self._nursery.pid
         is_coming = self._nursery.is_alive and self._born_by.get(directory, nursery) == nursery
         if is_coming and time.monotonic() < self._since[attempt] + _NEVER_STARTED_S:
             return None
-        (directory / "stop").touch()  # should it come up after all
+        with suppress(OSError):
+            (directory / "stop").touch()  # should it come up after all
         log = _tail(self._run / "nursery.log")
         return {"code": -1, "why": "it never started", "log": log, "node_fault": not is_coming}
 
@@ -304,17 +308,36 @@ def _read_json(path: Path) -> Message | None:
         return None
 
 
-def _read_result(path: Path) -> Message | None:
-    """The result; in place of one that cannot be read, what is wrong with it."""
-    try:
-        return read_json(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        with suppress(OSError):
-            if time.time() - path.lstat().st_mtime < _HALF_WRITTEN_S:
+class _Results:
+    """Reads results as scripts leave them. How long one has been unreadable is not told by the
+    file's own time: the wall clock may have been set since."""
+
+    def __init__(self) -> None:
+        self._unreadable_since: dict[Path, float] = {}
+
+    def read(self, path: Path, now: float) -> Message | None:
+        """The result; in place of one that stays unreadable, what is wrong with it."""
+        try:
+            return read_json(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            if now < self._unreadable_since.setdefault(path, now) + _HALF_WRITTEN_S:
                 return None
-        return {"problem": str(error)[:_LOG_TAIL_BYTES]}
+            return {"problem": str(error)[:_LOG_TAIL_BYTES]}
+
+
+def _vanished(directory: Path) -> Message:
+    """How a worker ended whose supervisor left no word: it was killed, or had no disk to write to,
+    which is no fault of the job's."""
+    probe = directory / "probe"
+    try:
+        probe.write_bytes(bytes(_DISK_PAGE))
+        probe.unlink()
+    except OSError as error:
+        why = f"nothing can be written there: {error.strerror}"
+        return {"code": -1, "why": why, "node_fault": True}
+    return {"code": -1, "why": "its supervisor was killed"}
 
 
 def _tail(path: Path) -> str:
@@ -337,9 +360,13 @@ def _remove(files: Path) -> None:
 @contextmanager
 def _locked(run: Path) -> Iterator[None]:
     """One request at a time, whichever connection it came by: a fence that holds."""
-    with (run / "fence.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # For reading: a disk that has turned read-only is no reason not to be stopped.
+    descriptor = os.open(run / "fence.lock", os.O_RDONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 class _Session:

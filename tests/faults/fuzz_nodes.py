@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -235,8 +234,10 @@ class Results:
 
     def examine(self, document: Any) -> str:
         self._path.write_bytes(to_json(document))
-        os.utime(self._path, (0, 0))  # or else it may seem half written
-        found = agent._read_result(self._path)
+        results = agent._Results()
+        found = results.read(self._path, 0.0)
+        if found is None:  # it might be half written; later, it is not
+            found = results.read(self._path, 3.0)
         assert found is not None
         message = {"event": "finished", "attempt": "A", "result": found, "weights": WEIGHTS}
         rig = Rig()

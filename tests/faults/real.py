@@ -14,10 +14,11 @@ from queue import SimpleQueue
 from random import Random
 
 from tests.faults.checker import Count, Violation, demand
-from tests.faults.real_catalog import Scenario, Skip, kills, scenarios
+from tests.faults.real_catalog import kills, scenarios
 from tests.faults.real_checker import check_no_process, check_run
 from tests.faults.real_faults import Strike, TooLateError, inflict
 from tests.faults.real_run import RealRun
+from tests.faults.real_scenario import Scenario, Skip
 from tests.faults.real_site import Site
 from tests.faults.sections import Findings, Size, section
 

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from hadar_cli.core import events
 from tests.faults.checker import demand
+from tests.faults.real_clocks import clocks
+from tests.faults.real_disks import disks
 from tests.faults.real_faults import NODE_S, STAGES, Fault, find, kill, kill_head, stop
 from tests.faults.real_run import RealRun
-from tests.faults.real_site import PYTHON, Site
+from tests.faults.real_scenario import Scenario, Skip, was_lost, was_used
+from tests.faults.real_site import Site
+from tests.faults.real_torch import torchless
 
 NOISE = "echo -n 'Welcome! '; echo '{\"answer\": 1}'; echo '@hadarly'; echo mail for you >&2\n"
 
 
-class Skip(Exception):
-    """It cannot be done on this computer; the message says why."""
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """One run, and what strikes it, one after another."""
-
-    name: str
-    faults: tuple[Fault, ...] = ()
-    arrange: Callable[[Site], object] | None = None  # before the run: an odd machine is a fault too
-    tidy: Callable[[Site], object] = lambda site: None
-    proves: Callable[[RealRun], object] | None = None  # that what was arranged was met
-    large: bool = False  # large weights over a slow link
-
-    @property
-    def steps(self) -> int:
-        """More than are done while the faults last."""
-        return 200 + sum(250 + int(110 * fault.lasts_s) for fault in self.faults)
-
-
 def scenarios() -> list[Scenario]:
-    return [*kills(), *hangs(), *links(), *nodes(), *machines()]
+    return [*kills(), *hangs(), *links(), *nodes(), *machines(), *clocks(), *torchless()]
 
 
 def kills() -> list[Scenario]:
@@ -153,7 +133,7 @@ def nodes() -> list[Scenario]:
         Scenario("rebooted in transfer", (reboot("transfer"),), large=True),
         Scenario("out of memory", (exhaust(),)),
         Scenario("preempted", (preempt("training"), preempt("start"))),
-        Scenario("disk full", (fill_disk("training"),), _mount, _unmount),
+        *disks(),
     ]
 
 
@@ -218,83 +198,25 @@ def preempt(stage: str) -> Fault:
     return Fault("worker preempted", strike, stage)
 
 
-def _mount_read_only(site: Site) -> None:
-    _mount(site, "ro")
-
-
-def _mount(site: Site, how: str = "rw") -> None:
-    """A small disk for the node's working directory."""
-    place = site.node.home / ".hadar"
-    place.mkdir(mode=0o700)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size=8m,mode=700,{how}", "tmpfs", str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise Skip(f"no file system can be mounted here: {done.stderr.strip()}")
-
-
-def _unmount(site: Site) -> None:
-    subprocess.run(
-        ["umount", "-l", str(site.node.home / ".hadar")], check=False, capture_output=True
-    )
-
-
-def fill_disk(stage: str) -> Fault:
-    def strike(run: RealRun) -> bool:
-        with (run.site.node.home / ".hadar" / "filler").open("wb") as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-                    file.flush()
-            except OSError:
-                return True
-
-    def mend(run: RealRun) -> None:
-        (run.site.node.home / ".hadar" / "filler").unlink()
-
-    return Fault("node's disk full", strike, stage, mend, 3.0)
-
-
 # -- odd machines --------------------------------------------------------------------------------
 
 
 def machines() -> list[Scenario]:
     """The victim is odd from the beginning; each proves that this was met, and works or is left."""
     shells = [
-        Scenario(f"{shell} as login shell", (), _shell(shell), _shell("bash"), _was_used)
+        Scenario(f"{shell} as login shell", (), _shell(shell), _shell("bash"), was_used)
         for shell in ("fish", "tcsh", "dash")
     ]
     return [
         *shells,
-        Scenario("login noise", (), _noise, proves=_was_used),
-        Scenario("MaxSessions 1", (), _options(MaxSessions="1"), _options(), _was_used),
-        Scenario("no sftp", (), _options(Subsystem=""), _options(), _was_used),
-        Scenario("python missing", (), _python("/no/python"), proves=_was_lost),
-        Scenario("python old", (), _old_python, proves=_was_lost),
-        Scenario("clock moved", (), _other_clock, proves=_was_used),
-        Scenario("listed twice", (), _twice, proves=_was_used),
-        Scenario("disk read-only", (), _mount_read_only, _unmount, _was_lost),
-        Scenario("shared home", (), _share_home, _part_homes, _was_used),
+        Scenario("login noise", (), _noise, proves=was_used),
+        Scenario("MaxSessions 1", (), _options(MaxSessions="1"), _options(), was_used),
+        Scenario("no sftp", (), _options(Subsystem=""), _options(), was_used),
+        Scenario("python missing", (), _python("/no/python"), proves=was_lost),
+        Scenario("python old", (), _old_python, proves=was_lost),
+        Scenario("listed twice", (), _twice, proves=was_used),
+        Scenario("shared home", (), _share_home, _part_homes, was_used),
     ]
-
-
-def _was_used(run: RealRun) -> bool:
-    """Copies on the victim counted, and it was never lost."""
-    mine = {
-        seen.event.attempt
-        for seen in run.seen
-        if isinstance(seen.event, events.CopyStarted) and seen.event.device == run.site.victim
-    }
-    merged = [seen.event for seen in run.seen if isinstance(seen.event, events.WeightsMerged)]
-    return any(mine & set(event.accepted) for event in merged) and not _was_lost(run)
-
-
-def _was_lost(run: RealRun) -> bool:
-    lost = [seen.event for seen in run.seen if isinstance(seen.event, events.DeviceLost)]
-    return any(event.device == run.site.victim and event.why for event in lost)
 
 
 def _shell(shell: str) -> Callable[[Site], object]:
@@ -324,14 +246,6 @@ def _old_python(site: Site) -> None:
     """One that chokes on today's grammar, as Python 2 does."""
     words = '#!/bin/sh\necho "SyntaxError: invalid syntax" >&2\nexit 1\n'
     _python(str(site.furnish("python2", words)))(site)
-
-
-def _other_clock(site: Site) -> None:
-    """The node's monotonic clock is days ahead of the head's."""
-    if os.geteuid() or subprocess.run(["unshare", "-T", "true"], check=False).returncode:
-        raise Skip("no time namespaces here")
-    words = f'#!/bin/sh\nexec unshare -T --monotonic 777777 --boottime 777777 {PYTHON} "$@"\n'
-    _python(str(site.furnish("python-ahead", words)))(site)
 
 
 def _twice(site: Site) -> None:

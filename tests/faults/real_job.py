@@ -3,8 +3,9 @@
     python real_job.py [FLOATS]
 
 Every step takes 10 ms, moves the weights in a way of its own and leaves a byte in ``~/trained``, so
-that steps done in vain can be counted. It stays for the next order, as ``training`` does. Where it
-finds the file ``~/exhaust-memory`` it takes that away and all the memory it may have.
+that steps done in vain can be counted. It notes the time of day with its progress, and stays for
+the next order, as ``training`` does. Where it finds the file ``~/exhaust-memory`` it takes that
+away and all the memory it may have.
 """
 
 import json
@@ -68,7 +69,8 @@ def follow(order: dict[str, str], weights: array) -> bool:
         if left or now > deadline - 0.1:
             break
         if now > told + 0.1:
-            write(order["HADAR_PROGRESS"], {"steps": done, "seconds": now - began})
+            progress = {"steps": done, "seconds": now - began, "at": time.time()}
+            write(order["HADAR_PROGRESS"], progress)
             told = now
         if (Path.home() / "exhaust-memory").exists():
             exhaust_memory()

@@ -14,11 +14,12 @@ from random import Random
 from hadar_cli.adapters.store import RunStore, _decode
 from hadar_cli.core import events
 from tests.faults.checker import Violation
-from tests.faults.real_site import JOB, Site
+from tests.faults.real_site import Site
 
 ROOT = Path(__file__).parents[2]
 SLOT_S = 2.0
 LONGEST_S = 120.0  # of a run with its fault, on a loaded machine
+_ENV = {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
 MIX = """
 name: real
 slot_s: {slot_s}
@@ -53,7 +54,7 @@ class RealRun:
 
     def __post_init__(self) -> None:
         (self.directory / "kept").mkdir(parents=True)
-        (self.directory / "job.py").write_text(JOB.read_text())
+        (self.directory / "job.py").write_text(self.site.job)
         text = MIX.format(
             slot_s=SLOT_S,
             every_s=self.every_s,
@@ -88,7 +89,7 @@ class RealRun:
             self._head = subprocess.Popen(
                 [sys.executable, "-m", "tests.faults.real_head", *options, "--", *words],
                 cwd=self.directory,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, **_ENV, **self.site.head_env},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

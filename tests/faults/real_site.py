@@ -38,6 +38,8 @@ class Site:
         self.extra: dict[str, dict[str, object]] = {}  # node -> more of its inventory
         self.aliases: dict[str, str] = {}  # further names in the inventory -> node
         self.furniture: set[str] = set()  # what a fault put into the nodes' homes
+        self.job = JOB.read_text()  # the script that is trained
+        self.head_env: dict[str, str] = {}  # more of the head's environment
         self._write_known_hosts()
         self.empty()
 
@@ -132,6 +134,8 @@ class Site:
         self.extra.clear()
         self.aliases.clear()
         self.furniture.clear()
+        self.head_env.clear()
+        self.job = JOB.read_text()
 
     def furnish(self, name: str, content: str) -> Path:
         """Puts a file into the victim's home."""

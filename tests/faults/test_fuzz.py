@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -187,9 +188,24 @@ def test_halves_of_characters_that_make_a_whole_one_are_text() -> None:
 def test_a_result_file_that_is_none_is_told_with_the_reason(tmp_path: Path, content: str) -> None:
     path = tmp_path / "result.json"
     path.write_text(content)
-    assert agent._read_result(path) is None  # it may be half written
-    os.utime(path, (0, 0))
-    assert (agent._read_result(path) or {})["problem"]
+    results = agent._Results()
+    assert results.read(path, 10.0) is None  # it may be half written
+    assert results.read(path, 11.0) is None
+    assert (results.read(path, 12.1) or {})["problem"]
+
+
+@pytest.mark.parametrize("days", [-9, 9])
+def test_a_wall_clock_that_was_set_changes_nothing_about_a_half_written_result(
+    tmp_path: Path, days: int
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("{")
+    os.utime(path, (time.time() + days * 86400,) * 2)
+    results = agent._Results()
+    assert results.read(path, 10.0) is None
+    assert (results.read(path, 12.1) or {})["problem"]
+    path.write_text("{}")
+    assert results.read(path, 12.2) == {}
 
 
 # -- checkpoints ---------------------------------------------------------------------------------

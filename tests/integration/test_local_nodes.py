@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from safetensors.torch import load_file
 from hadar_cli.adapters.executor import NodeExecutor
 from hadar_cli.adapters.local import LocalConnection
 from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.app.ports import Failed, HandedIn, NodeGone, Report
+from hadar_cli.app.ports import Failed, HandedIn, NodeBack, NodeGone, Report
 from hadar_cli.core.model import Job, Launch, Mix, Node
 from hadar_cli.node import processes
 from tests.contract.test_executor import collect, order
@@ -367,3 +370,80 @@ def test_a_script_may_use_another_interpreter(lab):
     executor.start(order("a", (0, 20), job=lab.job(TRAINS)))
     [report] = collect(executor, 1)
     assert isinstance(report, HandedIn)
+
+
+# -- a node that lacks something -----------------------------------------------------------------
+
+
+def test_a_node_without_torch_is_unfit_and_its_job_is_not_blamed(lab: Lab) -> None:
+    python = getattr(sys, "_base_executable", sys.executable)
+    words = [python, "-c", "import torch"]
+    if subprocess.run(words, check=False, capture_output=True).returncode == 0:
+        pytest.skip("every Python here has torch")
+    lab.node = replace(lab.node, python=python)
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(TRAINS)))
+    [failed] = collect(executor, 1)
+    assert isinstance(failed, Failed) and failed.node_fault and failed.unfit
+    assert failed.why == "its python has no torch: pip install torch safetensors there"
+
+
+def test_a_script_that_lacks_a_module_of_its_own_is_to_blame_itself(lab: Lab) -> None:
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job("import torch_of_my_own")))
+    [failed] = collect(executor, 1)
+    assert isinstance(failed, Failed) and not failed.node_fault and not failed.unfit
+
+
+def test_a_node_that_takes_no_orders_is_left_with_no_process_until_it_is_mended(
+    lab: Lab,
+) -> None:
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(HANGS)))
+    lab.worker()
+    attempts = lab.directory / "attempts"
+    attempts.rename(lab.directory / "away")
+    attempts.touch()  # nothing can be made below it, as on a disk that has turned read-only
+    for attempt in ("b", "c", "d"):
+        executor.start(order(attempt, (10, 20), job=lab.job(HANGS)))
+    reports = reports_until(NodeGone, executor)
+    [gone] = [report for report in reports if isinstance(report, NodeGone)]
+    assert gone.why.startswith("it takes no orders: NotADirectoryError")
+    failed = [report for report in reports if isinstance(report, Failed)]
+    assert {report.attempt for report in failed if report.node_fault} == {"a", "b", "c", "d"}
+    assert lab.gone(5.0)
+    attempts.unlink()
+    assert reports_until(NodeBack, executor)
+
+
+def reports_until(kind: type, executor: NodeExecutor, within_s: float = 60.0) -> list[Report]:
+    """All reports to the first of that kind; none within the time is a failure."""
+    reports: list[Report] = []
+    while not any(isinstance(report, kind) for report in reports):
+        new = reports_of(executor, within_s)
+        assert new, f"no {kind.__name__} among {reports}"
+        reports += new
+    return reports
+
+
+def test_workers_are_stopped_though_no_lease_can_be_written(lab: Lab) -> None:
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(HANGS)))
+    lab.worker()
+    while not (lab.directory / "lease.part").is_dir():
+        with suppress(FileExistsError):  # the agent is just writing it
+            (lab.directory / "lease.part").mkdir()
+    executor.stop(0.0)
+    assert lab.gone(3.0)  # not with the lease, which lasts for 20 s
+
+
+def test_a_supervisor_that_could_leave_no_word_is_its_disks_fault(lab: Lab) -> None:
+    executor = lab.open()
+    executor.start(order("a", (0, 10), job=lab.job(HANGS)))
+    _, supervisor = lab.worker()
+    [directory] = (lab.directory / "workers").iterdir()
+    (directory / "probe").mkdir()  # in the way of whatever would be written there
+    os.kill(supervisor, signal.SIGKILL)
+    [failed] = collect(executor, 1)
+    assert isinstance(failed, Failed) and failed.node_fault
+    assert failed.why == "nothing can be written there: Is a directory"
