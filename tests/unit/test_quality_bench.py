@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.quality import course
 from bench.quality.course import (
     ALONE,
     LAB,
@@ -38,6 +40,17 @@ from hadar_cli.adapters.store import RunFacts
 from hadar_cli.core import events
 from hadar_cli.core.merging import solo_steps
 from hadar_cli.core.model import Job, MergeRules, Mix, Node
+from hadar_cli.workloads import weather
+
+
+@pytest.fixture(autouse=True)
+def weather_script_as_it_was() -> Iterator[None]:
+    """The benchmark changes a workload's module for good, which later tests must not see."""
+    before = dict(vars(weather))
+    yield
+    vars(weather).update(before)
+    course._prepared.cache_clear()
+
 
 SPEEDS = st.lists(st.floats(0.05, 10.0), min_size=1, max_size=8)
 
