@@ -20,6 +20,7 @@ from hadar_cli.core.row_index import RowIndex
 from hadar_cli.core.site import Site
 from hadar_cli.core.state import RunState
 
+SOME = st.sets(st.integers(0, 9), max_size=3)  # last digits of jobs
 SITE = Site.uniform(["fast", "slow"], [8, 6], [4, 4])
 
 
@@ -33,15 +34,13 @@ def test_rows_are_those_of_a_dictionary(ids, asked):
     assert found.tolist() == [row.get(job, -1) for job in [*asked, *ids]]
 
 
-@given(
-    wishes=st.lists(
-        st.tuples(st.sets(st.integers(0, 9)), st.lists(st.integers(1, 4), max_size=4)), max_size=8
-    )
-)
+@given(wishes=st.lists(st.tuples(SOME, SOME, st.lists(st.integers(1, 4), max_size=4)), max_size=8))
 def test_a_seating_that_was_followed_is_that_of_a_fresh_look(wishes):
     seating, gangs_now, number = Seating(SITE, {}), {}, 0
-    for leaving, coming in wishes:
+    for leaving, restarting, coming in wishes:
         gangs_now = {job: gang for job, gang in gangs_now.items() if job % 10 not in leaving}
+        for job in [job for job in gangs_now if job % 10 in restarting]:
+            gangs_now[job] = gangs_now.pop(job)[::-1]
         for width in coming:
             names = [name for name in SITE.home if name not in sum(gangs_now.values(), ())]
             if len(names) >= width:
@@ -90,7 +89,7 @@ class Checked(GangScheduler):
         left = [state.remaining - done.get(state.job.id, 0) for state in states]
         assert queue.remaining.tolist() == left
         assert all(state.job.arrives_s <= view.now_s and not state.is_trained for state in states)
-        assert queue.is_running().tolist() == [job.id in view.running for job in jobs]
+        assert queue.is_running().tolist() == [job.id in running for job in jobs]
         if view.seconds < view.slot_s:
             assert list(running.items()) == list(assigned.items())
             held = np.array([*assigned.values(), (0,) * len(queue.kinds)]).sum(axis=0)
@@ -110,7 +109,7 @@ class Checked(GangScheduler):
 def test_a_policy_is_told_what_is_true(lengths, policy, prolongs, is_lossy):
     devices = parse_cluster("v100:3,k80:2", 2)
     jobs = tuple(
-        Job(7 * i, f"job{i}", 20 * steps, 32, gpus=gpus, arrives_s=float(at))
+        Job(7 * i, f"job{i}", 300 * steps, 32, gpus=gpus, arrives_s=float(at))
         for i, (steps, gpus, at) in enumerate(lengths)
     )
     losses = ((devices[0].name, 120.0),) if is_lossy else ()
