@@ -22,12 +22,14 @@ from hadar_cli.app.ports import Observer, Progressed
 from hadar_cli.app.rounds import RoundLoop
 from hadar_cli.app.tracker import Tracker
 from hadar_cli.core import events
-from hadar_cli.core.fluid import forked_optimum, gang_optimum
+from hadar_cli.core.fluid import forked_optimum, gang_bound_s
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Device, Gpu, Job, Mix, PolicyChoice
-from hadar_cli.core.placement import Site
 from hadar_cli.core.policies import registry
 from hadar_cli.core.policies.registry import ClusterView, Policy, Stint
+from hadar_cli.core.queue import IntArray
+from hadar_cli.core.row_index import RowIndex
+from hadar_cli.core.site import Site
 from hadar_cli.core.state import RunState
 from hadar_cli.core.throughput import Matrix, RateModel, Rates
 from hadar_cli.core.timeline import Stretches
@@ -46,8 +48,9 @@ class Speeds(Protocol):
 
     def known(self) -> Rates: ...
 
-    def by_device(self) -> Matrix:
-        """Jobs × devices: steps per second of one device, consolidated."""
+    def pools(self) -> tuple[Matrix, IntArray]:
+        """Devices of equal speed as one column of jobs × pools, in steps per second of one device,
+        consolidated, and how many there are of each."""
         ...
 
 
@@ -170,7 +173,8 @@ class TableSpeeds:
         self._packed, self._spread = table.matrices(jobs, self._site.kinds)
         self._loses = loses
         self._slow: dict[tuple[str, ...], bool] = {}
-        self._asked: Sequence[Job] = ()  # in the last question, with its answer
+        self._index = RowIndex(np.array(list(self._row), dtype=np.int64))
+        self._asked: IntArray | None = None  # in the last question, with its answer
         self._answer = self._packed, self._spread
 
     def gang(self, job: int, devices: tuple[str, ...]) -> float:
@@ -187,8 +191,9 @@ class TableSpeeds:
     def known(self) -> Rates:
         return self
 
-    def by_device(self) -> Matrix:
-        return self._packed[:, list(self._column.values())]
+    def pools(self) -> tuple[Matrix, IntArray]:
+        here = np.bincount(list(self._column.values()), minlength=len(self._site.kinds))
+        return _pools(self._packed, here)
 
     def rate(self, job_id: int, device_name: str) -> float:
         return float(self._packed[self._row[job_id], self._column[device_name]])
@@ -198,11 +203,11 @@ class TableSpeeds:
         return self._packed[np.ix_(rows, columns)]
 
     def by_kind(
-        self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]
+        self, job_ids: IntArray, kinds: Sequence[str], devices: Sequence[Device]
     ) -> tuple[Matrix, Matrix | None]:
-        if jobs is not self._asked:
-            rows = np.array([self._row[job.id] for job in jobs])
-            self._asked, self._answer = jobs, (self._packed[rows], self._spread[rows])
+        if job_ids is not self._asked:
+            rows = self._index.rows(job_ids)
+            self._asked, self._answer = job_ids, (self._packed[rows], self._spread[rows])
         packed, spread = self._answer[0], self._answer[1] if self._loses else None
         if tuple(kinds) == self._site.kinds:
             return packed, spread
@@ -230,8 +235,15 @@ class ModelledSpeeds:
     def known(self) -> Rates:
         return RateModel(self._jobs, self._devices)
 
-    def by_device(self) -> Matrix:
-        return self._truth.matrix([job.id for job in self._jobs])
+    def pools(self) -> tuple[Matrix, IntArray]:
+        rates = self._truth.matrix([job.id for job in self._jobs])
+        return _pools(rates, np.ones(rates.shape[1], dtype=np.int64))
+
+
+def _pools(rates: Matrix, counts: IntArray) -> tuple[Matrix, IntArray]:
+    """Equal columns put together."""
+    pools, which = np.unique(rates, axis=1, return_inverse=True)
+    return pools, np.bincount(which.reshape(-1), weights=counts).astype(np.int64)
 
 
 # -- one policy's run ------------------------------------------------------------------------
@@ -376,19 +388,17 @@ def _result(
 def lower_bound_s(scenario: Scenario, forks: bool) -> float | None:
     """What no schedule of gangs, or of forked jobs, can beat."""
     jobs = scenario.mix.jobs
-    rates = scenario.speeds(True).by_device()
+    pools, counts = scenario.speeds(True).pools()
     steps = np.array([job.target_steps for job in jobs], dtype=np.float64)
     arrivals = np.array([job.arrives_s for job in jobs])
-    # Devices of equal speed are one pool.
-    pools, counts = np.unique(rates, axis=1, return_counts=True)
     if forks:
         makespan_s = forked_optimum(steps.tolist(), pools * counts).makespan_s
-        shortest_s = steps / np.maximum(rates.sum(axis=1), 1e-300)
+        shortest_s = steps / np.maximum(pools @ counts, 1e-300)
     else:
         gang = np.array([job.gpus for job in jobs], dtype=np.float64)
         elastic = np.array([job.elastic for job in jobs], dtype=np.bool_)
         size = counts.astype(np.float64)
-        makespan_s = gang_optimum(steps, pools, gang, size, elastic).makespan_s
-        shortest_s = steps / np.maximum(gang * rates.max(axis=1), 1e-300)
+        makespan_s = gang_bound_s(steps, pools, gang, size, elastic)
+        shortest_s = steps / np.maximum(gang * pools.max(axis=1), 1e-300)
     bound_s = max(makespan_s, float((arrivals + shortest_s).max(initial=0.0)))
     return bound_s if np.isfinite(bound_s) else None

@@ -18,7 +18,11 @@ class Occupancy:
 
     def __init__(self, devices: Sequence[str], state: RunState) -> None:
         self._devices, self._state = tuple(devices), state
+        self._place = {device: i for i, device in enumerate(devices)}
+        self._resting = set(devices)  # those that do not train
         self.busy: dict[str, str] = {}  # device -> attempt that trains
+        self.training: dict[str, int] = {}  # attempt -> job
+        self.gangs: dict[int, tuple[str, ...]] = {}  # job -> devices, while it is not forked
         self.errands: dict[str, str] = {}  # device -> attempt that does not
         self.warm: dict[str, int] = {}  # device -> job whose process is there
         self.late: set[str] = set()  # attempts that nobody waits for
@@ -36,18 +40,32 @@ class Occupancy:
             else:
                 held[device] = order.attempt
             self.warm[device] = order.job.id
+        self._note(order.attempt)
 
     def free(self, attempt: str) -> str:
         """Takes the attempt off its devices, which go on with what was sent ahead, if anything."""
         self.progress.pop(attempt, None)
         self.late.discard(attempt)
+        if self.training.pop(attempt, None) is not None:
+            self.gangs.pop(self._state.started[attempt].job, None)
         for device in self._state.started[attempt].devices:
             for held in (self.busy, self.errands, self.ahead):
                 if held.get(device) == attempt:
                     del held[device]
             if device in self.ahead and device not in self.busy:
                 self.busy[device] = self.ahead.pop(device)
+                self._note(self.busy[device])
+            if device not in self.busy:
+                self._resting.add(device)
         return self._state.device_of(attempt)
+
+    def _note(self, attempt: str) -> None:
+        """Notes a copy that trains from now on, if it is one."""
+        copy = self._state.started[attempt]
+        if self.busy.get(copy.device) == attempt:
+            self.training[attempt] = copy.job
+            self.gangs[copy.job] = copy.devices
+            self._resting.difference_update(copy.devices)
 
     def fails_too_often(self, device: str) -> bool:
         """Notes a failure; whether the device had better be left alone, as there are others."""
@@ -62,11 +80,15 @@ class Occupancy:
     @property
     def attempts(self) -> set[str]:
         """The copies that train, or will at once when those before them are done."""
-        return {*self.busy.values(), *self.ahead.values()}
+        return {*self.training, *self.ahead.values()}
 
     def copies(self) -> list[CopyStarted]:
         """The copies that train now."""
-        return [self._state.started[attempt] for attempt in dict.fromkeys(self.busy.values())]
+        return [self._state.started[attempt] for attempt in self.training]
+
+    def steps(self) -> dict[int, int]:
+        """How far the gangs have told to be."""
+        return {job: self.progress.get(attempt, 0) for attempt, job in self.training.items()}
 
     def awaited(self, job: JobState) -> list[CopyStarted]:
         """The job's copies that its next merge waits for."""
@@ -78,10 +100,8 @@ class Occupancy:
 
     def available(self) -> tuple[str, ...]:
         """Devices that do not train: idle ones, and those on an errand, which is soon over."""
-        busy, lost = self.busy, self._state.lost_devices
-        if len(busy) == len(self._devices):
-            return ()
-        return tuple([d for d in self._devices if d not in busy and d not in lost])
+        able = [d for d in self._resting if d not in self._state.lost_devices]
+        return tuple(sorted(able, key=self._place.__getitem__))
 
     def idle(self) -> tuple[str, ...]:
         return tuple([d for d in self.available() if d not in self.errands])

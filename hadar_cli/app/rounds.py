@@ -140,7 +140,8 @@ class RoundLoop:
         round_ = self._round = Agenda(ends_at=max(min(now + slot_s, latest), now + 0.75 * slot_s))
         if self._lasting:
             devices, stints = self._devices, self._reassign(stints)
-        round_.plan(devices, [stint for stint in stints if stint.device in devices])
+        able = set(devices)
+        round_.plan(devices, [stint for stint in stints if stint.device in able])
         self._stretch()
         self._start_planned()
         self._keep_devices_busy()
@@ -161,16 +162,16 @@ class RoundLoop:
             self._observer.tick()
 
     def _goes_on(self) -> bool:
-        ahead = self._round.sent_ahead & self._held.attempts
-        busy = set(self._held.busy.values()) - ahead
-        if not self._held.late.issuperset(busy):
+        held = self._held
+        ahead = self._round.sent_ahead and self._round.sent_ahead & held.attempts
+        if any(copy not in ahead and copy not in held.late for copy in held.training):
             return not self._lasting or self._executor.now() < self._round.ends_at
         if ahead:
             return False
-        if busy:  # those that are late are waited for only if there is nothing else to do
+        if held.training:  # those that are late are waited for only if there is nothing else to do
             return not self._round.has_trained
         # Errands may be all there is to do: another round would only wait for them too.
-        return bool(self._held.errands) and not (self._round.has_trained and self._state.unfinished)
+        return bool(held.errands) and not (self._round.has_trained and self._state.unfinished)
 
     def _next_look(self) -> float:
         tick = self._executor.now() + self._executor.tick_s
@@ -181,14 +182,13 @@ class RoundLoop:
 
     def _reassign(self, stints: Sequence[Stint]) -> list[Stint]:
         """Leaves gangs that stay together at work, recalls the others; returns what is to start."""
-        copies = self._held.copies()
-        held = {copy.job: copy.devices for copy in copies}
+        training, held = self._held.training, self._held.gangs.copy()
         stays = {stint.job: stint.devices for stint in stints}
         if stays == held:
             return []
-        recalled = {c.attempt for c in copies if stays.get(c.job) != c.devices}
-        self._executor.recall(sorted(recalled))
-        while not recalled.isdisjoint(self._held.busy.values()):
+        recalled = sorted(a for a, job in training.items() if stays.get(job) != held[job])
+        self._executor.recall(recalled)
+        while any(attempt in training for attempt in recalled):
             for report in self._executor.wait(self._executor.now() + self._executor.tick_s):
                 self._take(report)
         return [stint for stint in stints if held.get(stint.job) != stint.devices]
@@ -201,8 +201,7 @@ class RoundLoop:
         # What a gang policy has just left idle, it would leave idle again.
         is_news = self._policy.forks or left < self._mix.slot_s
         if is_news and left > _LEAST_STINT_S and self._unplanned():
-            waiting = {device for device, stints in self._round.lists.items() if stints}
-            devices = tuple(d for d in self._held.available() if d not in waiting)
+            devices = tuple(d for d in self._held.available() if not self._round.next_of(d))
             more = self._policy.plan(self._views.of(devices, left))
             busy = self._held.busy
             self._round.plan(devices, [stint for stint in more if stint.device not in busy])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from hadar_cli.app.meetings import Meetings
 from hadar_cli.app.occupancy import Occupancy
 from hadar_cli.core.events import CopyStarted
+from hadar_cli.core.lineup import Roster
 from hadar_cli.core.merging import solo_steps
 from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies.registry import ClusterView, JobView
@@ -32,8 +33,7 @@ class Views:
         self._rates, self._occupancy, self._meetings = rates, occupancy, meetings
         self._devices, self._clock = [device.name for device in cluster], clock
         self._forks = forks  # only then it matters when busy devices will be free
-        self._queue: list[JobState] = []
-        self._queue_holds = (-1, 0.0)  # while so many jobs are unfinished, until the next arrives
+        self._roster = Roster(state)
 
     def of(
         self,
@@ -49,7 +49,7 @@ class Views:
         which a job has one copy only, to what comes next.
         """
         now = self._clock()
-        lost, copies, queue = self._state.lost_devices, self._occupancy.copies(), self._arrived(now)
+        queue = self._roster.at(now)
         return ClusterView(
             now_s=now,
             slot_s=self._mix.slot_s,
@@ -60,10 +60,10 @@ class Views:
             current=self._occupancy.warm,
             busy_s=self.busy_s(seconds) if self._forks and not later_s else {},
             start_cost_s=self._occupancy.start_cost_s,
-            cluster=tuple([d for d in self._cluster if d.name not in lost]),
+            cluster=self._reachable(),
             queue=queue,
-            running={copy.job: copy.devices for copy in copies},
-            progress={copy.job: self._occupancy.progress.get(copy.attempt, 0) for copy in copies},
+            running=self._occupancy.gangs.copy(),
+            progress=self._occupancy.steps,
         )
 
     def busy_s(self, most_s: float) -> dict[str, float]:
@@ -76,16 +76,12 @@ class Views:
             busy_s[copy.device] = min(most_s, left / rate) if rate and not is_late else most_s
         return busy_s
 
-    def _arrived(self, now: float) -> list[JobState]:
-        """Jobs that are here and not done; the same list for as long as it is true."""
-        unfinished = self._state.unfinished
-        count, until = self._queue_holds
-        if len(unfinished) != count or now >= until:
-            arrivals = [job.job.arrives_s for job in unfinished]
-            self._queue = [job for job in unfinished if job.job.arrives_s <= now]
-            later = min((at for at in arrivals if at > now), default=float("inf"))
-            self._queue_holds = len(unfinished), later
-        return self._queue
+    def _reachable(self) -> tuple[Device, ...]:
+        """Every device that is not lost; mostly that is all of them."""
+        lost = self._state.lost_devices
+        if not lost:
+            return self._cluster
+        return tuple([device for device in self._cluster if device.name not in lost])
 
     def _job(self, job: JobState, later_s: float, past_solo: bool) -> JobView:
         # Who is late may never come: nobody has to stand back for it.

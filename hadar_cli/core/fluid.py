@@ -55,13 +55,47 @@ def gang_optimum(
     Σ_r x_jr ≤ T. A gang of several kinds runs at its slowest member's rate, which is never more
     than the members' rates together: it is covered too.
     """
-    work = np.asarray(steps, dtype=np.float64)
+    return _for_gangs(np.asarray(steps, dtype=np.float64), rates, gang, capacity, elastic, one=True)
+
+
+def _for_gangs(
+    work: Vector,
+    rates: Matrix,
+    gang: Vector,
+    capacity: Vector,
+    elastic: NDArray[np.bool_] | None,
+    one: bool,
+) -> FluidPlan:
     is_too_small = gang[:, None] > capacity[None, :]
     if elastic is not None:
         is_too_small &= ~elastic[:, None]
     # A whole gang is on such a kind only beside others, and no faster than the best of those.
     speeds = np.where(is_too_small, np.minimum(rates, _best_other(rates)), rates) * gang[:, None]
-    return _least_time(work, speeds, gang.astype(np.float64), capacity.astype(np.float64), True)
+    return _least_time(work, speeds, gang.astype(np.float64), capacity.astype(np.float64), one)
+
+
+def gang_bound_s(
+    steps: Vector, rates: Matrix, gang: Vector, capacity: Vector, elastic: NDArray[np.bool_]
+) -> float:
+    """The makespan of ``gang_optimum``, sought for classes of jobs that differ in their steps only.
+
+    That is a bound for any jobs. It is the optimum if what a class gets can be divided among its
+    jobs by their steps and none is busy longer than that; else the larger program is solved.
+    """
+    table = np.column_stack([rates, gang, elastic])
+    classes, which = np.unique(table, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    work: Vector = np.bincount(which, weights=steps).astype(np.float64)
+    kinds = rates.shape[1]
+    plan = _for_gangs(
+        work, classes[:, :kinds], classes[:, kinds], capacity, classes[:, -1] > 0, one=False
+    )
+    longest = np.zeros(len(classes))
+    np.maximum.at(longest, which, steps)
+    busy_s = plan.seconds.sum(axis=1) * longest / np.maximum(work, 1e-300)
+    if busy_s.max(initial=0.0) <= plan.makespan_s:
+        return plan.makespan_s
+    return gang_optimum(steps, rates, gang, capacity, elastic).makespan_s
 
 
 def _best_other(rates: Matrix) -> Matrix:

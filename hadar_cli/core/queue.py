@@ -7,12 +7,15 @@ Nothing here names single devices; ``placement`` turns an allocation into them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hadar_cli.core.row_index import RowIndex
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -76,13 +79,37 @@ class Queue:
         ).only(rows)
 
     def is_running(self) -> BoolArray:
-        # A dictionary is quicker here than numpy's search.
-        return np.fromiter(map(self.running.__contains__, self.ids.tolist()), np.bool_, len(self))
+        running = np.fromiter(self.running, np.int64, len(self.running))
+        return RowIndex(running).rows(self.ids) >= 0
 
     def free(self) -> list[int]:
         """Devices of each kind that no running job holds."""
-        held = np.array([*self.running.values(), (0,) * len(self.kinds)]).sum(axis=0)
-        return [int(n) for n in self.capacity - held]
+        held = np.fromiter(chain.from_iterable(self.running.values()), np.int64)
+        left: list[int] = (self.capacity - held.reshape(-1, len(self.kinds)).sum(axis=0)).tolist()
+        return left
+
+
+class LateQueue(Queue):
+    """A queue whose columns are made when they are looked at: many a question needs but few."""
+
+    __slots__ = ("_makers",)
+
+    def __init__(self, makers: Mapping[str, Callable[[], Any]] | None = None, **known: Any) -> None:
+        self._makers = makers or {}
+        for name, value in known.items():
+            setattr(self, name, value)
+
+    def settled(self) -> LateQueue:
+        """With all its columns, for somebody who may keep it."""
+        for name in self._makers:
+            getattr(self, name)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._makers:
+            raise AttributeError(name)
+        setattr(self, name, self._makers[name]())
+        return getattr(self, name)
 
 
 @dataclass(frozen=True, slots=True)

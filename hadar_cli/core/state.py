@@ -91,6 +91,7 @@ class RunState:
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.jobs = {job.id: JobState(job) for job in jobs}
         self._open = dict(self.jobs)
+        self.ended: list[int] = []  # trained or cut short, in the order in which they were
         self._unmeasured: dict[int, JobState] = {}
         self.started: dict[str, events.CopyStarted] = {}
         self.lost_devices: dict[str, str] = {}
@@ -224,15 +225,18 @@ class RunState:
         if job.is_trained:
             job.finished_at = event.t
             job.rival = event.rival or None
-            del self._open[event.job]
-            self._look_for_quality(job)
+            self._end(job)
 
     def _cut_short(self, event: events.JobCutShort) -> None:
         job = self.jobs[event.job]
         if job.is_trained or job.active:
             raise ValueError(f"job {event.job} is done, or at work, and cannot be cut short")
         job.cut_short, job.finished_at, job.free = event.why, event.t, StepSet()
-        del self._open[event.job]
+        self._end(job)
+
+    def _end(self, job: JobState) -> None:
+        del self._open[job.job.id]
+        self.ended.append(job.job.id)
         self._look_for_quality(job)
 
     def _look_for_quality(self, job: JobState) -> None:

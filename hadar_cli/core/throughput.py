@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hadar_cli.core.formula import device_factor, job_factor
 from hadar_cli.core.model import Device, Job
+from hadar_cli.core.queue import IntArray
 
 Matrix = NDArray[np.float64]
 
@@ -45,7 +46,7 @@ class Rates(Protocol):
         ...
 
     def by_kind(
-        self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]
+        self, job_ids: IntArray, kinds: Sequence[str], devices: Sequence[Device]
     ) -> tuple[Matrix, Matrix | None]:
         """Jobs × kinds, for one device of a gang: consolidated, and spread over more nodes."""
         ...
@@ -102,11 +103,11 @@ class RateModel:
         return rates[:, [self._column[name] for name in device_names]]
 
     def by_kind(
-        self, jobs: Sequence[Job], kinds: Sequence[str], devices: Sequence[Device]
+        self, job_ids: IntArray, kinds: Sequence[str], devices: Sequence[Device]
     ) -> tuple[Matrix, None]:
         """The mean over the devices of each kind; nothing is known of spread gangs."""
         columns = [[self._column[d.name] for d in devices if d.kind == kind] for kind in kinds]
-        rates = self.matrix([job.id for job in jobs])
+        rates = self.matrix(job_ids.tolist())
         return np.stack([rates[:, c].mean(axis=1) for c in columns], axis=1), None
 
     def estimated(self, job_id: int, device_name: str) -> float:

@@ -1,6 +1,5 @@
 """Gang policies behind the loop's port: when they are asked, and what they are told."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +7,12 @@ import pytest
 
 from hadar_cli.adapters.simulation import ModelledSpeeds, parse_cluster
 from hadar_cli.core.events import CopyFinished, CopyStarted, WeightsMerged
+from hadar_cli.core.lineup import Lineup
 from hadar_cli.core.model import Job
 from hadar_cli.core.policies.gangs import GangScheduler
 from hadar_cli.core.policies.registry import ClusterView
 from hadar_cli.core.queue import Decision, Queue
-from hadar_cli.core.state import JobState, RunState
+from hadar_cli.core.state import RunState
 
 DEVICES = parse_cluster("v100:2,k80:2", 2)
 JOBS = [Job(i, f"job{i}", 1000, 32) for i in range(3)]
@@ -41,11 +41,11 @@ def policy() -> Lasting:
 
 
 @pytest.fixture
-def states() -> list[JobState]:
-    return list(RunState(JOBS).jobs.values())
+def states() -> Lineup:
+    return Lineup.of(list(RunState(JOBS).jobs.values()))
 
 
-def view_of(queue: Sequence[JobState], **others: Any) -> ClusterView:
+def view_of(queue: Lineup, **others: Any) -> ClusterView:
     plain = {"now_s": 0.0, "slot_s": 100.0, "seconds": 100.0, "devices": (), "jobs": list}
     rates = ModelledSpeeds(JOBS, DEVICES).known()
     return ClusterView(**(plain | {"rates": rates, "cluster": DEVICES, "queue": queue} | others))
@@ -74,7 +74,7 @@ def test_it_is_asked_again_when_something_happened(policy, states, what):
         case "time has passed":
             view = replace(view, now_s=1000.0)
         case "a job ended":
-            view = replace(view, queue=states[1:], running={1: view.running[1]})
+            view = replace(view, queue=Lineup.of(list(states)[1:]), running={1: view.running[1]})
         case "a gang lost its devices":
             view = replace(view, running={**view.running, 1: ("v100-0:1",)})
         case _:
@@ -85,7 +85,7 @@ def test_it_is_asked_again_when_something_happened(policy, states, what):
 
 def test_gangs_that_handed_in_go_on_with_what_is_left(policy):
     state = RunState(JOBS[:1])
-    scheduler, queue = GangScheduler(policy), list(state.jobs.values())
+    scheduler, queue = GangScheduler(policy), Lineup.of(list(state.jobs.values()))
     (stint,) = scheduler.plan(view_of(queue))
     state.apply(CopyStarted(0.0, "a", 0, 1, stint.device, 1, 0, ((0, 1000),)))
     state.apply(CopyFinished(90.0, "a", 400, ((0, 400),), 0.0, 90.0, 0.0, "deadline", "w"))

@@ -22,7 +22,8 @@ SHORT = Job(1, "short", 300, 16, workload="m")
 def test_a_job_ends_when_its_time_is_over_and_the_others_do_all_their_steps(policy):
     devices = parse_cluster("v100:1,k80:1", 1)
     rates = ModelledSpeeds((LONG, SHORT), devices)
-    top = rates.by_device().sum(axis=1)[0]
+    pools, counts = rates.pools()
+    top = (pools @ counts)[0]
     long = replace(LONG, target_steps=int(1000 * top))
     mix = Mix("two", (long, replace(SHORT, target_steps=int(20 * top))), slot_s=25.0)
     scenario = Scenario(mix, devices, Costs(1.0, 0.1), lambda _: ModelledSpeeds(mix.jobs, devices))

@@ -3,7 +3,8 @@
 import pytest
 
 from hadar_cli.core.model import Device, Gpu
-from hadar_cli.core.placement import Site, place
+from hadar_cli.core.placement import place
+from hadar_cli.core.site import Site
 
 SITE = Site.uniform(["fast", "slow"], [8, 6], [4, 4])
 
@@ -22,7 +23,7 @@ def test_a_site_groups_devices_by_kind_and_node():
     devices = [Device("n:0", "n", 0, v100), Device("n:1", "n", 1, k80), Device("m", "m", 0, v100)]
     site = Site.of(devices)
     assert site.kinds == ("K80", "V100")
-    assert site.counts(["n:0", "n:1", "m"]) == (1, 2)
+    assert site.counts["n:0", "n:1", "m"] == (1, 2)
     assert site == Site.of(devices[::1])
 
 

@@ -11,8 +11,10 @@ def with_copies() -> tuple[World, list[str]]:
     devices = list(world.loop._devices[:2])
     for number, device in enumerate(devices):
         steps = ((100 * number, 100 * number + 100),)
+        # Attempts are named after their devices here.
         world.tracker.record(events.CopyStarted(0.0, device, 0, number, device, 1, 0, steps))
-        world.loop._held.busy[device] = device  # attempts are named after their devices here
+    for order in world.tracker.under_way():
+        world.loop._held.hold(order)
     world.loop._meetings.expect(0, 5.0)
     return world, devices
 

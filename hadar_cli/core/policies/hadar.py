@@ -9,12 +9,14 @@ first; the others take the kind where a step costs them least, or wait, or fill 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from hadar_cli.core.policies.market import Market
 from hadar_cli.core.policies.registry import register
+from hadar_cli.core.policies.takers import Takers
 from hadar_cli.core.pricing import FluidPrices, fluid_prices, paper_prices
 from hadar_cli.core.queue import Allocation, BoolArray, Decision, FloatArray, IntArray, Queue
 from hadar_cli.errors import InputError, nearest
@@ -27,13 +29,17 @@ CHOICES = {
 FIRST, NEXT, LAST = 0, 1, 2  # tiers of the order in which jobs choose
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HadarMemory:
     """The last decision's prices, its market, and the order in which jobs chose there."""
 
     prices: FluidPrices
     market: Market
     order: IntArray
+
+    @cached_property
+    def takers(self) -> Takers:
+        return self.market.takers(self.order)
 
 
 @register
@@ -95,19 +101,22 @@ class Hadar:
 
     def refill(self, queue: Queue, memory: HadarMemory | None = None) -> dict[int, Allocation]:
         """The second pass alone, on the devices that came free."""
-        free, waiting = queue.free(), set(queue.ids.tolist()).difference(queue.running)
-        if not waiting or not any(free):
+        free = queue.free()
+        if len(queue) <= len(queue.running) or not any(free):
             return {}
         if self.prices == "paper":
             return self._by_payoff(queue, free, dict(queue.running))
         if memory is None:
             return {}
         # Who waits now waited then, with the same work to do, unless it came since.
-        market, order = memory.market.reopened(free), memory.order
-        if not waiting.issubset(market.ids):
+        waits = memory.market.waiting(queue)
+        if waits is None:
             market = Market(queue, memory.prices.per_second, free)
             order = self._order(market, memory.prices.value_s)[1]
-        market.backfill(order[[id_ in waiting for id_ in market.queue.ids[order].tolist()]])
+            market.backfill(order[~queue.is_running()[order]])
+        else:
+            market = memory.market.reopened(free)
+            market.deal(waits, memory.takers, memory.order)
         return market.taken
 
     def _order(self, market: Market, fluid_s: float) -> tuple[BoolArray, IntArray]:

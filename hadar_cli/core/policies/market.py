@@ -9,7 +9,9 @@ from operator import gt
 
 import numpy as np
 
-from hadar_cli.core.queue import Allocation, FloatArray, IntArray, Queue, gang_rate
+from hadar_cli.core.policies.takers import Takers
+from hadar_cli.core.queue import Allocation, BoolArray, FloatArray, IntArray, Queue, gang_rate
+from hadar_cli.core.row_index import RowIndex
 
 
 class Market:
@@ -42,6 +44,8 @@ class Market:
         self._gang = queue.gang.tolist()
         self._elastic = queue.elastic.tolist()
         self.ids: list[int] = queue.ids.tolist()
+        self._index = RowIndex(queue.ids)
+        self._is_taken = np.zeros(len(queue), dtype=np.bool_)
         self._prices: list[float] = prices.tolist()
 
     @cached_property
@@ -58,7 +62,22 @@ class Market:
         """The same market with other devices free and nothing taken."""
         market = copy(self)
         market.free, market.taken = free, {}
+        market._is_taken = np.zeros_like(self._is_taken)
         return market
+
+    def waiting(self, queue: Queue) -> BoolArray | None:
+        """Which of its jobs are in this queue and do not run; None if others wait there too."""
+        rows = self._index.rows(queue.ids)
+        if rows.min(initial=0) < 0:
+            later = queue.ids[rows < 0].tolist()
+            if not queue.running.keys() >= set(later):
+                return None
+            rows = rows[rows >= 0]
+        waits = np.zeros(len(self.ids), dtype=np.bool_)
+        waits[rows] = True
+        running = self._index.rows_of(queue.running)
+        waits[running[running >= 0]] = False
+        return waits
 
     def reprice(self, prices: Sequence[float]) -> None:
         """For ``options`` and ``bill``; the arrays keep the prices of the start."""
@@ -67,6 +86,7 @@ class Market:
     def take(self, j: int, allocation: Allocation | None) -> None:
         if allocation is not None:
             self.taken[self.ids[j]] = allocation
+            self._is_taken[j] = True
             for r, count in enumerate(allocation):
                 self.free[r] -= count
 
@@ -115,26 +135,37 @@ class Market:
 
     def backfill(self, order: IntArray) -> None:
         """Gives what is left to the waiting, those nearest to their best price first."""
-        if not any(self.free):
-            return
-        order = order[[id_ not in self.taken for id_ in self.queue.ids[order].tolist()]]
-        waiting = order[self.queue.elastic[order] | (self.queue.gang[order] <= sum(self.free))]
-        strict = waiting[~self.queue.elastic[waiting]]
-        fits = (self.queue.gang[strict, None] <= self.free) & (self.ratio[strict] < np.inf)
-        rows, kinds = np.nonzero(fits)
-        rows = strict[rows]
-        nearest = np.argsort(self.ratio[rows, kinds], kind="stable")
-        for j, r in zip(rows[nearest].tolist(), kinds[nearest].tolist(), strict=True):
-            if self.free[r] >= self._gang[j] and self.ids[j] not in self.taken:
-                self.take(j, self._on_one(r, self._gang[j]))
-                if not any(self.free):
-                    return
-        for j in waiting.tolist():
+        if any(self.free):
+            waits = np.zeros(len(self.queue), dtype=np.bool_)
+            waits[order] = True
+            self.deal(waits, self.takers(order), order)
+
+    def takers(self, order: IntArray) -> Takers:
+        """Lines of those who want all their devices, and of one kind."""
+        return Takers(self.ratio, self.queue.gang, order[~self.queue.elastic[order]])
+
+    def deal(self, waits: BoolArray, takers: Takers, order: IntArray) -> None:
+        """The same for those who wait, of whom ``takers`` has the lines in this order."""
+        waits &= ~self._is_taken
+        while any(self.free) and (found := takers.nearest(waits, self.free)):
+            j, kind = found
+            self.take(j, self._on_one(kind, self._gang[j]))
+            waits[j] = False
+        if any(self.free):
+            self._give_rest(order[waits[order]])
+
+    def _give_rest(self, waiting: IntArray) -> None:
+        """What nobody could use as it is: gangs of several kinds, and of less than they asked."""
+        is_small = self.queue.gang[waiting] <= sum(self.free)
+        waiting = waiting[is_small | self.queue.elastic[waiting]]
+        open_ = np.flatnonzero(self.free)
+        rates, slow = (
+            x[waiting[:, None], open_] for x in (self.queue.rates, self.queue.slow_rates)
+        )
+        for j in waiting[((rates > 0) | (slow > 0)).any(axis=1)].tolist():
             if not any(self.free):
                 break
-            if self.ids[j] not in self.taken and (
-                self._elastic[j] or self._gang[j] <= sum(self.free)
-            ):
+            if self._elastic[j] or self._gang[j] <= sum(self.free):
                 self.take(j, self.fastest(j))
 
     def upgrade(self, order: IntArray, gain: float) -> None:

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar
 
+from hadar_cli.core.lineup import Lineup
 from hadar_cli.core.model import Device, Job, PolicyChoice
-from hadar_cli.core.state import JobState
 from hadar_cli.core.throughput import Rates
 from hadar_cli.errors import HadarError, InputError, nearest
 
@@ -49,9 +49,9 @@ class ClusterView:
     busy_s: Mapping[str, float] = field(default_factory=dict)  # devices free only after so long
     start_cost_s: float = 0.0  # of a copy that is not warm
     cluster: tuple[Device, ...] = ()  # every device that is not lost
-    queue: Sequence[JobState] = ()  # jobs that have arrived and are not done
+    queue: Lineup = field(default_factory=Lineup.empty)  # jobs that have arrived and are not done
     running: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # gangs under way
-    progress: Mapping[int, int] = field(default_factory=dict)  # their steps so far, uncommitted
+    progress: Callable[[], Mapping[int, int]] = dict  # their steps so far, uncommitted
 
 
 @dataclass(frozen=True, slots=True)

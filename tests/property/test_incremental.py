@@ -1,0 +1,136 @@
+"""What is kept from one look to the next is what a fresh look would find."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hadar_cli.adapters.simulated import Costs
+from hadar_cli.adapters.simulation import ModelledSpeeds, Scenario, parse_cluster, simulate
+from hadar_cli.core.lineup import Roster
+from hadar_cli.core.model import Job, Mix, PolicyChoice
+from hadar_cli.core.placement import Seating, place
+from hadar_cli.core.policies import gangs
+from hadar_cli.core.policies.gangs import GangScheduler
+from hadar_cli.core.policies.registry import ClusterView
+from hadar_cli.core.policies.takers import Takers
+from hadar_cli.core.row_index import RowIndex
+from hadar_cli.core.site import Site
+from hadar_cli.core.state import RunState
+
+SOME = st.sets(st.integers(0, 9), max_size=3)  # last digits of jobs
+SITE = Site.uniform(["fast", "slow"], [8, 6], [4, 4])
+
+
+@given(
+    ids=st.lists(st.integers(0, 10**12) | st.integers(0, 50), unique=True, max_size=30),
+    asked=st.lists(st.integers(0, 60), max_size=30),
+)
+def test_rows_are_those_of_a_dictionary(ids, asked):
+    row = {job: at for at, job in enumerate(ids)}
+    found = RowIndex(np.array(ids, dtype=np.int64)).rows_of([*asked, *ids])
+    assert found.tolist() == [row.get(job, -1) for job in [*asked, *ids]]
+
+
+@given(wishes=st.lists(st.tuples(SOME, SOME, st.lists(st.integers(1, 4), max_size=4)), max_size=8))
+def test_a_seating_that_was_followed_is_that_of_a_fresh_look(wishes):
+    seating, gangs_now, number = Seating(SITE, {}), {}, 0
+    for leaving, restarting, coming in wishes:
+        gangs_now = {job: gang for job, gang in gangs_now.items() if job % 10 not in leaving}
+        for job in [job for job in gangs_now if job % 10 in restarting]:
+            gangs_now[job] = gangs_now.pop(job)[::-1]
+        for width in coming:
+            names = [name for name in SITE.home if name not in sum(gangs_now.values(), ())]
+            if len(names) >= width:
+                gangs_now[number] = tuple(names[-width:])
+                number += 1
+        seating.follow(gangs_now)
+        fresh = Seating(SITE, gangs_now)
+        assert list(seating.gangs.items()) == list(fresh.gangs.items())
+        assert list(seating.allocations.items()) == list(fresh.allocations.items())
+        assert seating.open == fresh.open
+        in_turn = [sorted(one.taken, key=one.taken.__getitem__) for one in (seating, fresh)]
+        assert in_turn[0] == in_turn[1]
+    allocations = {**seating.allocations, 1000: (1, 0)}
+    if len([name for name in seating.open if name.startswith("fast")]):
+        assert place(SITE, seating.gangs, allocations, seating.gangs).keys() == allocations.keys()
+
+
+@given(data=st.data(), jobs=st.integers(1, 150), seed=st.integers(0, 99))
+def test_takers_are_found_as_if_all_pairs_were_sorted(data, jobs, seed):
+    rng = np.random.default_rng(seed)
+    ratio = rng.choice([1.0, 1.1, 1.5, np.inf], (jobs, 2))
+    gang, order = rng.choice([1, 2, 4], jobs), rng.permutation(jobs)
+    waits = rng.random(jobs) < rng.choice([0.02, 0.5])
+    free = data.draw(st.lists(st.integers(0, 5), min_size=2, max_size=2))
+    fitting = [
+        (ratio[j, kind], place_, kind, j)
+        for place_, j in enumerate(order.tolist())
+        for kind in (0, 1)
+        if waits[j] and gang[j] <= free[kind] and ratio[j, kind] < np.inf
+    ]
+    best = min(fitting, default=None)
+    found = Takers(ratio, gang, order).nearest(waits, free)
+    assert found == (best and (best[3], best[2]))
+
+
+class Checked(GangScheduler):
+    """A scheduler whose queue is compared with the states it was made of."""
+
+    def _queue(self, view: ClusterView, running: Any) -> Any:
+        queue, done = super()._queue(view, running), view.progress()
+        states, assigned = list(view.queue), super()._allocations(view.running)
+        jobs = [state.job for state in states]
+        assert queue.ids.tolist() == [job.id for job in jobs]
+        assert queue.gang.tolist() == [job.gpus for job in jobs]
+        assert queue.arrived_s.tolist() == [job.arrives_s for job in jobs]
+        left = [state.remaining - done.get(state.job.id, 0) for state in states]
+        assert queue.remaining.tolist() == left
+        assert all(state.job.arrives_s <= view.now_s and not state.is_trained for state in states)
+        assert queue.is_running().tolist() == [job.id in running for job in jobs]
+        if view.seconds < view.slot_s:
+            assert list(running.items()) == list(assigned.items())
+            held = np.array([*assigned.values(), (0,) * len(queue.kinds)]).sum(axis=0)
+            assert queue.free() == (queue.capacity - held).tolist()
+        return queue
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    lengths=st.lists(
+        st.tuples(st.integers(1, 400), st.integers(1, 3), st.integers(0, 300)), min_size=1
+    ),
+    policy=st.sampled_from(["hadar", "tiresias", "yarn-cs"]),
+    prolongs=st.booleans(),
+    is_lossy=st.booleans(),
+)
+def test_a_policy_is_told_what_is_true(lengths, policy, prolongs, is_lossy):
+    devices = parse_cluster("v100:3,k80:2", 2)
+    jobs = tuple(
+        Job(7 * i, f"job{i}", 300 * steps, 32, gpus=gpus, arrives_s=float(at))
+        for i, (steps, gpus, at) in enumerate(lengths)
+    )
+    losses = ((devices[0].name, 120.0),) if is_lossy else ()
+    mix = Mix("some", jobs, slot_s=60.0)
+    scenario = Scenario(mix, devices, Costs(1.0, 0.1), lambda _: ModelledSpeeds(jobs, devices))
+    scenario = replace(scenario, prolongs=prolongs, losses=losses)
+    plain, gangs.GangScheduler = gangs.GangScheduler, Checked
+    try:
+        result = simulate(scenario, PolicyChoice(policy), policy, lambda done: None)
+    finally:
+        gangs.GangScheduler = plain
+    assert (result.problem, result.unfinished) == (None, 0)
+
+
+@given(times=st.lists(st.floats(0.0, 100.0), min_size=1), data=st.data())
+def test_a_roster_has_who_came_and_did_not_end(times, data):
+    state = RunState([Job(i, f"job{i}", 10, 32, arrives_s=at) for i, at in enumerate(times)])
+    roster = Roster(state)
+    for now_s in sorted(data.draw(st.lists(st.floats(0.0, 120.0), max_size=6))):
+        here = [i for i, at in enumerate(times) if at <= now_s and i not in state.ended]
+        assert roster.at(now_s).ids.tolist() == here
+        assert roster.at(now_s) is roster.at(now_s)
+        if here:
+            state.ended.append(data.draw(st.sampled_from(here)))
