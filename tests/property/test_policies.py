@@ -139,5 +139,5 @@ def test_a_placement_holds_each_device_once_and_moves_nobody_for_nothing(
     seats = place(site, {}, allocations)
     taken = [name for devices in seats.values() for name in devices]
     assert len(taken) == len(set(taken))
-    assert {job: site.counts(devices) for job, devices in seats.items()} == allocations
+    assert {job: site.counts[devices] for job, devices in seats.items()} == allocations
     assert place(site, seats, allocations) == seats
