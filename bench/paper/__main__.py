@@ -107,10 +107,11 @@ def main() -> None:
     parser.add_argument("--throughputs", type=Path, help="a real table of throughputs")
     parser.add_argument("--out", type=Path, help="where the page goes")
     parser.add_argument("--wrap", default="", help="words put before each real run on the lab")
+    parser.add_argument("--note", default="", help="how the lab's runs are made, for the page")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a lab that is up goes down
     wrap = tuple(asked.wrap.split())
-    setting = Setting(not asked.full, asked.seed, asked.trace, asked.throughputs, wrap)
+    setting = Setting(not asked.full, asked.seed, asked.trace, asked.throughputs, wrap, asked.note)
     where = place(not asked.full, asked.out)
     chapters = []
     made_with = commit()

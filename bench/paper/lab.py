@@ -61,6 +61,7 @@ Outcomes = dict[str, dict[str, Outcome]]  # by policy and mix
 class Measured:
     longer: Outcomes
     as_shipped: dict[str, Outcome]  # by mix, under HadarE
+    note: str  # on how they were run
 
 
 def measure(setting: Setting, shelf: Shelf) -> Measured:
@@ -81,7 +82,7 @@ def measure(setting: Setting, shelf: Shelf) -> Measured:
                 longer[policy][mix] = get(mix, policy, 1 if setting.quick else LONGER[mix])
     if not all(longer.values()):
         raise NotMeasured("no policy may be missing")
-    return Measured(longer, shipped)
+    return Measured(longer, shipped, shelf.get("note", str, lambda: setting.note))
 
 
 def run(mix: str, policy: str, times: int, before: tuple[str, ...]) -> Outcome:
@@ -143,7 +144,7 @@ def write(found: Measured, text: Text) -> None:
     if found.longer["hadare"] != found.as_shipped:
         _say_longer(found, text)
     _table(found.longer, text)
-    _caution(found.longer, text)
+    _caution(found.longer, found.note, text)
     _as_shipped(found.as_shipped, text)
     _shares(found.longer, text)
     _picture(found.longer, text)
@@ -218,14 +219,13 @@ def _picture(found: Outcomes, text: Text) -> None:
     text.picture("lab", "TTD on the SSH lab", svg)
 
 
-def _caution(found: Outcomes, text: Text) -> None:
+def _caution(found: Outcomes, note: str, text: Text) -> None:
     loads = [one.load for each in found.values() for one in each.values()]
     same = [each["m1"].ttd_s for policy, each in found.items() if policy != "hadare"]
     text.say(
-        "Each cell is one run, all at the same priority. The machine's load average, looked at "
-        f"before each run, was {min(loads):.1f} to {max(loads):.1f}: that of the run before it, "
-        "where nothing else ran. Gavel and Hadar do the same with M-1, so its TTDs under them, "
-        f"{min(same):.0f} to {max(same):.0f} s, show how far two runs may differ."
+        f"Each cell is one run. {note} The machine's load average before each run was "
+        f"{min(loads):.1f} to {max(loads):.1f}. Gavel and Hadar do the same with M-1, so its TTDs "
+        f"under them, {min(same):.0f} to {max(same):.0f} s, show how far two runs may differ."
     )
     missing = [
         f"{mix_name(mix)} under {policy}"

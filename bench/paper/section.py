@@ -22,6 +22,7 @@ class Setting:
     trace: Path | None = None
     throughputs: Path | None = None
     before_lab: tuple[str, ...] = ()  # words put before each real run, such as a lock's
+    note: str = ""  # on how the real runs are made, kept with them
 
     @property
     def table(self) -> Throughputs:
