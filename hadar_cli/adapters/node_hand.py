@@ -274,15 +274,26 @@ class NodeHand:
             raise LinkLostError(link.why_ended or "its agent ended")
 
     def _stop(self, grace_s: float) -> None:
-        link, self._link = self._link, None
-        try:
-            if link:
-                link.ask("stop", timeout_s=grace_s + 15.0, grace_s=grace_s)
-                link.close()
-        except HadarError:
-            pass  # it cannot be reached: its copies end when the lease runs out
-        finally:
+        """Where the node cannot be reached, its copies end when the lease runs out."""
+        if self._was_open and not self._gone:
+            with suppress(Exception):
+                try:
+                    self._end_all(grace_s)
+                except LinkLostError:
+                    if self._link and not self._link.why_ended:
+                        raise  # nothing is heard; an agent that died would be replaced
+                    self._end_all(grace_s)
+        self._link = None
+        self._connection.close()
+
+    def _end_all(self, grace_s: float) -> None:
+        """Through another agent, if this one has only just died: what it left would wait on."""
+        if not self._link or self._link.why_ended:
             self._connection.close()
+            self._open()
+        assert self._link
+        self._link.ask("stop", timeout_s=grace_s + 15.0, grace_s=grace_s)
+        self._link.close()
 
     # -- on the node's thread: copies --------------------------------------------------------
 

@@ -49,10 +49,13 @@ def look(run: RealRun) -> Sample:
     )
 
 
-def faults() -> list[Fault]:
-    killed = [kill(who, "training") for who in ("worker", "agent", "supervisor", "session")]
-    others = [stop("worker", "training", 1.0), cut("training", 1.0), reset("start")]
-    return [*killed, kill("nursery", "start"), *others]
+def faults(run: RealRun) -> list[Fault]:
+    """A nursery that was killed is there again only when the next worker is to be born."""
+    victims = ["worker", "agent", "supervisor", "session"]
+    killed = [kill(who, "training") for who in victims]
+    if run.site.pids("nursery"):
+        killed.append(kill("nursery", "start"))
+    return [*killed, stop("worker", "training", 1.0), cut("training", 1.0), reset("start")]
 
 
 @section("soak", waits=True)
@@ -87,7 +90,7 @@ def _endure(run: RealRun, lasts_s: float, strikes: list[Strike]) -> list[Sample]
     run.await_that(lambda: time.monotonic() > begins, 60.0, "time stands still")
     samples = [look(run)]
     while time.monotonic() < begins + lasts_s:
-        strikes.append(inflict(run.dice.choice(faults()), run))
+        strikes.append(inflict(run.dice.choice(faults(run)), run))
         samples.append(look(run))
     return samples
 

@@ -345,6 +345,17 @@ def test_an_agent_that_dies_takes_no_copy_with_it(lab):
     assert collect(executor, 1, within=1.0) == []
 
 
+def test_a_run_that_ends_as_an_agent_dies_leaves_nothing_behind(lab):
+    """The worker waits, warm, for a next order: another agent has to be asked to end it."""
+    executor = lab.open()
+    executor.start(order("a", (0, 20), job=lab.job(TRAINS)))
+    [report] = collect(executor, 1)
+    assert isinstance(report, HandedIn) and lab.strays()
+    os.kill(agent_of(lab.directory), signal.SIGKILL)
+    executor.stop(0.0)
+    assert lab.gone(3.0)
+
+
 def test_a_result_that_is_a_link_is_refused(lab):
     executor = lab.open()
     executor.start(order("a", (0, 10), job=lab.job(LINKS)))
