@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 
-from tests.faults.checker import Count, Violation, demand
+from tests.faults.checker import Count, Violation
 from tests.faults.real_catalog import kills, scenarios
 from tests.faults.real_checker import check_no_process, check_run
 from tests.faults.real_faults import Strike, TooLateError, inflict
@@ -24,6 +24,7 @@ from tests.faults.sections import Findings, Size, section
 
 AT_ONCE = 6
 _TRIES = 3
+_MOST_MISSED = 0.1  # of the scenarios: faults that found nothing to strike, in all tries
 _SLOW_LINK = 2e6  # bytes a second: transfers last long enough to be struck
 _LARGE = 150_000  # floats
 
@@ -73,7 +74,8 @@ def _play(scenario: Scenario, site: Site, directory: Path, outcome: Outcome) -> 
         for fault in scenario.faults:
             fault.afterwards(run)
         if scenario.proves:
-            demand(scenario.proves(run), "what was arranged was not met")
+            if not scenario.proves(run):
+                raise TooLateError("what was arranged was not met")
             outcome.strikes.append(Strike(scenario.name))
         outcome.redone = site.steps_trained() - outcome.steps
     except Exception as error:  # whatever it is, the others go on
@@ -137,22 +139,29 @@ def run_scenarios(scenarios: list[Scenario], seed: int, at_once: int = AT_ONCE) 
 
 @section("real faults", waits=True)
 def run_real(size: Size) -> Findings:
-    chosen = scenarios() + (kills() * 14 if size.is_full else [])
+    chosen = scenarios() + (kills() * 16 if size.is_full else [])
     checked = Count.checked
     outcomes = run_scenarios(chosen, size.seed)
     strikes = [strike for outcome in outcomes for strike in outcome.strikes]
     kinds: dict[str, list[Strike]] = {}
     for strike in strikes:
         kinds.setdefault(strike.kind.split(" at ")[0], []).append(strike)
+    missed = [o.violation for o in outcomes if o.violation and o.too_late]
+    violations = [o.violation for o in outcomes if o.violation and not o.too_late]
+    if len(missed) > _MOST_MISSED * len(outcomes):  # what hardly ever strikes shows nothing
+        violations += missed
     return Findings(
         trials=len(strikes),
         fired=Counter(strike.kind for strike in strikes),
         checked=Count.checked - checked,
-        violations=[outcome.violation for outcome in outcomes if outcome.violation],
+        violations=violations,
         recoveries_s=[s.recovered_s for s in strikes if s.recovered_s is not None],
         steps=sum(outcome.steps for outcome in outcomes),
         steps_redone=sum(outcome.redone for outcome in outcomes),
-        skipped=[o.skipped for o in outcomes if o.skipped],
+        skipped=[
+            *(o.skipped for o in outcomes if o.skipped),
+            *(f"not struck in {_TRIES} tries: {one.partition('; head said')[0]}" for one in missed),
+        ],
         details={"worst, in seconds": {kind: _worst(found) for kind, found in kinds.items()}},
     )
 
