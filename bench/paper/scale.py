@@ -104,7 +104,8 @@ def write(found: Measured, text: Text) -> None:
             f"{1e3 * one.cpu_s / one.jobs:,.1f}",
             f"{one.peak_mb:,.0f}",
             f"{one.rounds:,}",
-            f"{one.decision_s:.2f}",
+            # In wall time; one longer than all the work was interrupted.
+            f"{one.decision_s:.2f}" if one.decision_s < one.cpu_s else "paused",
             f"{one.ttd_h:,.1f}",
             f"{one.bound_ratio:.3f}",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hadar_cli.adapters import tensors
 from hadar_cli.adapters.safetensors_file import CheckpointError
@@ -13,15 +13,21 @@ from hadar_cli.errors import StorageError
 
 
 class StoreConsolidator:
-    """Merges what copies handed in and keeps the result before anyone hears of it."""
+    """Merges what copies handed in and keeps the result before anyone hears of it.
 
-    def __init__(self, store: RunStore) -> None:
-        self._store = store
+    What comes in is hashed on the way. ``doubted`` came in to an earlier head, which the disk may
+    have outlived badly: it is hashed again before it is merged.
+    """
+
+    def __init__(self, store: RunStore, doubted: Iterable[str] = ()) -> None:
+        self._store, self._doubted = store, set(doubted)
 
     def consolidate(
         self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
     ) -> Consolidated:
-        inputs = sorted(inputs, key=lambda c: (c.copy, c.attempt))
+        damaged = [c.attempt for c in inputs if self._is_damaged(c.weights)]
+        whole = [c for c in inputs if c.attempt not in damaged]
+        inputs = sorted(whole, key=lambda c: (c.copy, c.attempt))
         attempts = [c.attempt for c in inputs]
         copies = [
             tensors.Contribution(number, self._store.object_path(c.weights), c.steps, c.batch_size)
@@ -42,5 +48,18 @@ class StoreConsolidator:
             weights=merged.digest,
             bytes=merged.bytes,
             accepted=tuple(attempts[number] for number in merged.accepted),
-            refused=tuple((attempts[number], why) for number, why in merged.refused),
+            refused=(
+                *((attempts[number], why) for number, why in merged.refused),
+                *((attempt, "its file was damaged on the head's disk") for attempt in damaged),
+            ),
         )
+
+    def _is_damaged(self, digest: str) -> bool:
+        if digest not in self._doubted:
+            return False
+        try:
+            self._store.verify(digest)
+        except StorageError:
+            return True
+        self._doubted.remove(digest)
+        return False

@@ -118,9 +118,9 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts) -> RunState:
     executor = NodeExecutor(connect(facts.nodes, store), epoch, state.now, imports)
     observer = Observers([watch(state, rates, executor.now), Housekeeper(store, state), interrupts])
     names = [device.name for device in devices]
-    tracker = Tracker(
-        facts.mix, names, state, journal, StoreConsolidator(store), executor.now, observer
-    )
+    waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
+    merger = StoreConsolidator(store, doubted=filter(None, waiting))
+    tracker = Tracker(facts.mix, names, state, journal, merger, executor.now, observer)
     loop = RoundLoop(facts.mix, devices, policy, executor, tracker, rates, observer)
     tracker.record(events.HeadStarted(executor.now(), epoch, _versions()))
     for device, why in find_objections(facts.nodes, store.directory.parent).items():

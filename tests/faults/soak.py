@@ -22,6 +22,7 @@ from tests.faults.sections import Findings, Size, section
 
 QUICK_S, FULL_S = 20.0, 1800.0
 _WARM_S = 5.0  # until everything is imported and every node was met once
+_REST_S = 1800.0  # for the steps that are left then: on a busy machine, most of them
 _FLOATS = 20_000
 # What may come and go between two looks: a merge, a connection, a file under way.
 _SLACK = {"memory": 12 << 20, "handles": 8, "threads": 5, "disk": 5 * 8 * _FLOATS}
@@ -102,6 +103,7 @@ def _end(run: RealRun, cluster: Site) -> None:
     check_no_process(cluster)
     check_run(run, is_finished=False)
     run.resume()
+    run.await_that(lambda: not run.is_running(), _REST_S, "the rest is never trained")
     finish(run)
     check_run(run)
 
