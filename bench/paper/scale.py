@@ -113,6 +113,7 @@ def write(found: Measured, text: Text) -> None:
     ]
     head = ("nodes (GPUs)", "jobs", "CPU, s", "ms a job", "peak MB", "rounds")
     text.table((*head, "slowest decision, s", "TTD, h", "TTD ÷ bound"), rows)
+    text.say("Decisions are in wall time, beside other work on the machine.")
     _growth(found.runs, text)
     if found.rates:
         _bandwidth(found.rates, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,8 @@ def _specs(gpu: GpuUse) -> Gpu | None:
 
 
 def _vram_gb(gpu: GpuUse) -> float:
-    return float(round(gpu.memory_mb / 1024))
+    """Whole gigabytes; none if what the node says is no number."""
+    return float(round(gpu.memory_mb / 1024)) if math.isfinite(gpu.memory_mb) else 0.0
 
 
 def _as_toml(gpu: GpuUse, known: Gpu | None) -> str:

@@ -138,3 +138,9 @@ def test_half_a_file_is_damaged_too(inventory, capsys):
     cache_path(inventory).write_bytes(content[: len(content) // 2])
     assert cached_profile(inventory) == {}
     assert "hadar profile nodes writes it anew" in capsys.readouterr().err
+
+
+def test_memory_that_is_no_number_is_none_at_all():
+    assert identify(NODE, [reported("Tesla T4", float("inf"))]).gpus == (T4,)
+    problem = identify(NODE, [reported("Unknown 9", float("inf"))]).problem
+    assert problem is not None and "vram_gb = 0" in problem.fix
