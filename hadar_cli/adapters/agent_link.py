@@ -41,6 +41,8 @@ class AgentLink:
         answer: queue.Queue[Message] = queue.Queue(1)
         self._waiting[number] = answer
         try:
+            if self._why:  # whoever asks after the end would wait for an answer in vain
+                raise LinkLostError(f"its agent ended: {self._why}")
             self._send({"id": number, "do": do, **fields})
             message = answer.get(timeout=timeout_s)
         except queue.Empty:
@@ -78,7 +80,7 @@ class AgentLink:
                     raise LinkLostError("it sends messages without end")
                 self._dispatch(message)
         except Exception as error:  # whatever a node sends costs this node only
-            self._why = said(str(error))
+            self._why = said(str(error)) or "it closed the connection"
         for answer in list(self._waiting.values()):
             with suppress(queue.Full):
                 answer.put_nowait({"lost": True})

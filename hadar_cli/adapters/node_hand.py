@@ -276,23 +276,25 @@ class NodeHand:
     def _stop(self, grace_s: float) -> None:
         """Where the node cannot be reached, its copies end when the lease runs out."""
         if self._was_open and not self._gone:
-            with suppress(Exception):
-                try:
-                    self._end_all(grace_s)
-                except LinkLostError:
-                    if self._link and not self._link.why_ended:
-                        raise  # nothing is heard; an agent that died would be replaced
-                    self._end_all(grace_s)
+            patience_s = grace_s + 15.0
+            began = time.monotonic()
+            try:
+                self._end_all(grace_s, patience_s)
+            except Exception:
+                # At once: its agent has only just died, and what it left waits for another one.
+                if time.monotonic() < began + patience_s:
+                    self._link = None
+                    with suppress(Exception):
+                        self._end_all(grace_s, patience_s)
         self._link = None
         self._connection.close()
 
-    def _end_all(self, grace_s: float) -> None:
-        """Through another agent, if this one has only just died: what it left would wait on."""
+    def _end_all(self, grace_s: float, patience_s: float) -> None:
         if not self._link or self._link.why_ended:
             self._connection.close()
             self._open()
         assert self._link
-        self._link.ask("stop", timeout_s=grace_s + 15.0, grace_s=grace_s)
+        self._link.ask("stop", timeout_s=patience_s, grace_s=grace_s)
         self._link.close()
 
     # -- on the node's thread: copies --------------------------------------------------------
