@@ -107,6 +107,15 @@ def test_rounds_and_service_are_counted_also_while_nobody_is_asked(policy, state
     assert queue.attained_s.tolist() == [1000.0, 1000.0, 0.0]
 
 
+def test_gangs_that_an_earlier_head_started_are_known_from_the_first_question_on(policy, states):
+    """A resumed head may be asked for more work inside a slot before any decision of its own."""
+    scheduler = GangScheduler(policy)
+    adopted = {2: (DEVICES[0].name,)}
+    assert scheduler.plan(view_of(states, running=adopted, seconds=40.0, now_s=60.0)) == []
+    scheduler.plan(view_of(states, running=adopted, now_s=100.0))
+    assert policy.asked[-1].attained_s.tolist() == [0.0, 0.0, 100.0]
+
+
 def test_a_policy_forgets_when_a_whole_kind_is_gone(policy, states):
     told = []
 

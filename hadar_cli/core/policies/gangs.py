@@ -69,7 +69,6 @@ class GangScheduler:
         return is_same and view.now_s < self._decision.until_s
 
     def _decide(self, view: ClusterView, seats: Placement) -> None:
-        self._books.rows(view.queue)  # nobody runs before they have been met here
         held = self._allocations(seats)
         queue = self._queue(view, held).settled()
         decision = self.policy.allocate(queue, self._decision.memory)
@@ -149,6 +148,7 @@ class GangScheduler:
     def _queue(self, view: ClusterView, running: Mapping[int, Allocation]) -> LateQueue:
         books, kinds = self._books, self._site.kinds
         self._count_rounds()
+        books.rows(view.queue)  # those who run may be an earlier head's, and not met yet
         books.serve(view.now_s, view.running)
 
         def rates() -> tuple[FloatArray, FloatArray | None]:
