@@ -98,6 +98,8 @@ MERGE_FIELDS = {
     "outer": "An outer Nesterov step of `lr` and `momentum`, as in DiLoCo.",
     "keep": "At a job's end: `merged`, or by its evaluation the `better` of the last merge and "
     "its leader, the copy with most steps.",
+    "hand_in": "`full`, or `bf16`: forked copies that use `training` hand in updates, rounded "
+    "to bfloat16. It halves what the head pulls; it still pushes whole checkpoints.",
     "every_s": "Between merges: seconds, `auto`, or `slot` for its end only.",
 }
 

@@ -184,7 +184,8 @@ def _bandwidth(run: Run, text: Text) -> None:
         "and pass on, with one node's bandwidth at each level; node-to-node transfer by blocks "
         "moves twice the weights over every node's own link whatever the number of copies. Both "
         "need nodes that may reach each other, which SSH from the head alone does not; up to some "
-        "sixteen copies of a model of this size the head's own link is enough. Jobs are merged "
+        "sixteen copies of a model of this size the head's own link is enough. What is built, "
+        "`merge.hand_in: bf16`, halves the way up: a quarter of all bytes. Jobs are merged "
         "apart, so it is the bytes of all copies together that count: 1,000 nodes with one copy "
         "each bring as much as one job with 1,000 copies, unless their jobs are not forked at all."
     )

@@ -113,7 +113,9 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
     done = 0
     for generation, counts in enumerate(meetings(recipe, steps, workload, seed)):
         scale = copy_lr_scale(recipe.rules, counts, done, steps)
-        script.meet(base, done, generation, scale)
+        forked = sum(map(bool, counts)) > 1
+        rounded = recipe.rules.hand_in == "bf16" and forked
+        script.meet(base, done, generation, scale, rounded)
         contributions = []
         for copy, count in enumerate(counts):
             if count:
@@ -128,9 +130,9 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
     assert base is not None
     time = math.nan if recipe.in_mix else time_taken(recipe, steps)
     leader = max(contributions, key=lambda copy: copy.steps)
-    forked = len(contributions) > 1
+    can_compare = forked and not rounded  # an update is no model
     return Outcome(
-        *script.evaluate(base), time, script.evaluate(leader.path)[0] if forked else None
+        *script.evaluate(base), time, script.evaluate(leader.path)[0] if can_compare else None
     )
 
 
@@ -149,13 +151,16 @@ class _Script:
             "HADAR_JOB_SEED": str(_seed(seed)),
         }
 
-    def meet(self, base: Path | None, done: int, generation: int, lr_scale: float) -> None:
+    def meet(
+        self, base: Path | None, done: int, generation: int, lr_scale: float, rounded: bool
+    ) -> None:
         """From now on copies start from ``base``, after ``done`` steps of the job."""
         self._generation = generation
         self._variables |= {
             "HADAR_CKPT_IN": str(base or ""),
             "HADAR_GLOBAL_STEP": str(done),
             "HADAR_LR_SCALE": repr(lr_scale),
+            "HADAR_HAND_IN": "bf16" if rounded and base else "",
         }
 
     def train(self, copy: int, steps: range, out: Path) -> None:

@@ -44,6 +44,7 @@ AMOUNTS = (
     _with("`solo: 0.1`", solo=0.1),
     _with("`warmup: 0.05`", warmup=0.05),
     _with("`warmup: 0.5`", warmup=0.5),
+    _with("`hand_in: bf16`", hand_in="bf16"),
     _with("`outer: {lr: 0.7, momentum: 0.9}`", outer=OuterStep()),
     _with("the same, `lr_scale: none`", lr_scale="none", outer=OuterStep()),
     replace(DEFAULT, name="merged 2 x as rarely", every=2 * DEFAULT.every),

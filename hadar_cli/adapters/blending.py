@@ -111,7 +111,8 @@ class Blend:
     def write(self, out: BinaryIO) -> tuple[str, int]:
         """The merged checkpoint's SHA-256 and its length in bytes."""
         tensors = list(self._tensors())
-        if len(self._copies) == 1 and tensors == list(self._leader.checkpoint.tensors.values()):
+        only = self._leader.checkpoint if len(self._copies) == 1 else None
+        if only and only.is_whole and tensors == list(only.tensors.values()):
             return self._copy_leader(out)
         # Wide types first keeps every tensor aligned, as the safetensors package does.
         tensors.sort(key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))

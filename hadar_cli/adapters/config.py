@@ -339,7 +339,11 @@ def _policy(value: Any, spot: Spot) -> PolicyChoice:
 
 def _merge(value: Any, spot: Spot) -> MergeRules:
     if isinstance(value, dict):
-        return MergeRules(**record(_MERGE_FIELDS)(value, spot))
+        rules = MergeRules(**record(_MERGE_FIELDS)(value, spot))
+        if rules.keep == "better" and rules.hand_in != "full":
+            problem = "cannot stand beside 'keep: better', which keeps a copy as it is handed in"
+            raise spot.inside("hand_in").error(problem, "Keep one of the two.")
+        return rules
     choice("paper")(value, spot)
     return PAPER_MERGE
 
@@ -363,6 +367,7 @@ _MERGE_FIELDS: dict[str, Reader[Any]] = {
     "outer": _outer_step,
     "keep": choice("merged", "better"),
     "every_s": either(number(0.1, 10**6), "auto", EVERY_SLOT),
+    "hand_in": choice("full", "bf16"),
 }
 
 _JOB_FIELDS: dict[str, Reader[Any]] = {

@@ -18,9 +18,11 @@ from typing import TypeVar
 
 from hadar_cli.adapters.safetensors_file import (
     Array,
+    BadBase,
     Checkpoint,
     CheckpointError,
     Tensor,
+    open_hand_in,
     quote,
     widen,
 )
@@ -55,12 +57,14 @@ class Refused(Exception):
 class Copy:
     """An opened contribution."""
 
-    def __init__(self, contribution: Contribution, stack: ExitStack) -> None:
+    def __init__(
+        self, contribution: Contribution, base: Checkpoint | None, stack: ExitStack
+    ) -> None:
         self.id = contribution.copy
         self.steps = contribution.steps
         self.weight = contribution.steps * contribution.batch_size
         self.path = contribution.path
-        self.checkpoint = stack.enter_context(Checkpoint(contribution.path))
+        self.checkpoint = stack.enter_context(open_hand_in(contribution.path, base))
         self.layout = layout(self.checkpoint)
 
     def state(self, rules: MergeRules) -> frozenset[Tensor]:
@@ -73,6 +77,8 @@ class Copy:
         try:
             self.checkpoint.read_into(tensor.name, start, block)
             return widen(block, tensor.dtype)
+        except BadBase:
+            raise
         except CheckpointError as error:
             raise Refused({self.id: f"unreadable: {error}"}) from error
 
@@ -91,7 +97,7 @@ def admit(
             refused[contribution.copy] = "it did no steps"
             continue
         try:
-            copies.append(Copy(contribution, stack))
+            copies.append(Copy(contribution, base, stack))
         except CheckpointError as error:
             refused[contribution.copy] = f"unreadable: {error}"
 

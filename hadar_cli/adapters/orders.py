@@ -70,6 +70,7 @@ def _variables(order: CopyOrder, device: Device, weights: str) -> dict[str, str]
         "HADAR_SEED": str(order.seed),
         "HADAR_LR_SCALE": repr(order.lr_scale),
         "HADAR_EVALUATE": "1" if order.evaluate else "",
+        "HADAR_HAND_IN": "bf16" if order.rounded else "",
         "HADAR_EMULATE_SPEED": repr(speed) if speed else "",
     }
 

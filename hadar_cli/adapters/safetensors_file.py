@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -50,6 +50,7 @@ FLOAT_MAX: Mapping[str, float] = {
     "F32": float(np.finfo(np.float32).max),
     "F64": float(np.finfo(np.float64).max),
 }
+UPDATE_OF = "hadar.update_of"  # in the metadata of an update: the name of its base's file
 HEADER_LIMIT = 16 << 20
 DIMENSIONS_LIMIT = 32
 DIMENSION_LIMIT = 1 << 63
@@ -57,6 +58,10 @@ DIMENSION_LIMIT = 1 << 63
 
 class CheckpointError(HadarError):
     """A file that is not the checkpoint it should be, with a one-line reason."""
+
+
+class BadBase(CheckpointError):
+    """An update cannot be read, and it is not the update's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,10 @@ class Tensor:
 class Checkpoint:
     """An open file whose header has been checked in full; its data are read block by block."""
 
+    is_whole = True
+
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
@@ -118,7 +126,9 @@ class Checkpoint:
 
     def read_into(self, name: str, start: int, block: Array) -> None:
         """Fill ``block`` with the elements from ``start`` on. Safe to call from threads."""
-        tensor = self.tensors[name]
+        self._read_stored(self.tensors[name], start, block)
+
+    def _read_stored(self, tensor: Tensor, start: int, block: Array) -> None:
         assert block.dtype == DTYPES[tensor.dtype] and start + block.size <= tensor.size
         self._fill(block.view(np.uint8).data, tensor.begin + start * block.itemsize)
 
@@ -141,6 +151,52 @@ class Checkpoint:
             if count == 0:
                 raise CheckpointError("it ends too early")
             buffer, offset = buffer[count:], offset + count
+
+
+class Update(Checkpoint):
+    """A checkpoint that holds what became of ``base``, the base's float32 in bfloat16 differences.
+
+    It reads like the whole one; only its bytes are not those of one.
+    """
+
+    is_whole = False
+
+    def __init__(self, path: Path, base: Checkpoint) -> None:
+        super().__init__(path)
+        self._base, self._stored = base, self.tensors
+        self.tensors = {name: self._restored(tensor) for name, tensor in self._stored.items()}
+        self.metadata = {k: v for k, v in self.metadata.items() if k != UPDATE_OF}
+
+    def _restored(self, tensor: Tensor) -> Tensor:
+        whole = replace(tensor, dtype="F32")
+        return whole if tensor.dtype == "BF16" and self._is_known(whole) else tensor
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return self._base.tensors.get(tensor.name) == tensor
+
+    def read_into(self, name: str, start: int, block: Array) -> None:
+        stored = self._stored[name]
+        if stored == self.tensors[name]:
+            self._read_stored(stored, start, block)
+            return
+        difference = np.empty(block.size, DTYPES[stored.dtype])
+        self._read_stored(stored, start, difference)
+        try:
+            self._base.read_into(name, start, block)
+        except CheckpointError as error:
+            raise BadBase(str(error)) from error
+        block += widen(difference, stored.dtype)
+
+
+def open_hand_in(path: Path, base: Checkpoint | None) -> Checkpoint:
+    """What a copy that started from ``base`` left: all of its state, or an update of the base."""
+    checkpoint = Checkpoint(path)
+    if UPDATE_OF not in checkpoint.metadata:
+        return checkpoint
+    with checkpoint:
+        if not base or checkpoint.metadata[UPDATE_OF] != base.path.name:
+            raise CheckpointError("it is an update of other weights")
+    return Update(path, base)
 
 
 def _parse(

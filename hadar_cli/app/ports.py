@@ -30,6 +30,7 @@ class CopyOrder:
     lr_scale: float = 1.0
     evaluate: bool = False
     hand_in: bool = True  # an evaluation leaves no weights
+    rounded: bool = False  # the hand-in may be an update of ``weights``, in bfloat16
     gang: tuple[str, ...] = ()  # all devices of a multi-device job
     follows: str = ""  # sent ahead: the process goes on with it right after that attempt
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from hadar_cli.app.ports import (
@@ -72,7 +73,9 @@ class Tracker:
         job = self.state.jobs[stint.job]
         steps = job.free.first(stint.steps)
         scale = self._scale(job, expected)
-        return self._order(job, stint.devices, seconds, steps, scale, "train", follows)
+        order = self._order(job, stint.devices, seconds, steps, scale, "train", follows)
+        is_forked = len(expected) > 1 and order.weights is not None
+        return replace(order, rounded=is_forked and self._mix.merge.hand_in == "bf16")
 
     def hand_out_errand(
         self, job: JobState, device: str, seconds: float, purpose: str

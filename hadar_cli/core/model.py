@@ -135,6 +135,7 @@ class MergeRules:
     outer: OuterStep | None = None
     keep: str = "merged"  # at a job's end; "better": the last merge or its leader, by evaluation
     every_s: float | str = "auto"  # between merges within a slot; "slot" merges at its end only
+    hand_in: str = "full"  # "bf16": forked copies hand in rounded updates, half the bytes
 
 
 PAPER_MERGE = MergeRules(rule="mean", lr_scale="none", warmup=0.0, solo=0.0, every_s=EVERY_SLOT)

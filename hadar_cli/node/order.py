@@ -81,6 +81,7 @@ class Order:
     seed: int = 0
     lr_scale: float = 1.0
     evaluate: bool = False
+    rounded: bool = False
     emulate_speed: float | None = None
 
     @classmethod
@@ -108,6 +109,7 @@ class Order:
             seed=int(variables.get("HADAR_SEED", 0)),
             lr_scale=float(variables.get("HADAR_LR_SCALE", 1.0)),
             evaluate=variables.get("HADAR_EVALUATE") == "1",
+            rounded=variables.get("HADAR_HAND_IN") == "bf16",
             emulate_speed=float(speed) if speed else None,
         )
 

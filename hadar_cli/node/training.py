@@ -305,7 +305,8 @@ class Training:
         self._train_s = saving - self._loop_started if self._clock_runs else 0.0
         if order.checkpoint_out:
             notes = {"schedule": self._schedules.notes()}
-            checkpoint.save(order.checkpoint_out, self._parts, notes)
+            base = order.checkpoint_in if order.rounded else None
+            checkpoint.save(order.checkpoint_out, self._parts, notes, base)
         self._save_s = time.monotonic() - saving
         if order.result:
             write_atomically(order.result, self._result(stopped))

@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from hadar_cli.adapters.consolidation import StoreConsolidator
 from hadar_cli.adapters.executor import NodeExecutor
 from hadar_cli.adapters.local import LocalConnection
 from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.app.ports import Failed, HandedIn, NodeBack, NodeGone, Report
-from hadar_cli.core.model import Job, Launch, Mix, Node
+from hadar_cli.app.ports import Contribution, Failed, HandedIn, NodeBack, NodeGone, Report
+from hadar_cli.core.model import Job, Launch, MergeRules, Mix, Node
 from hadar_cli.node import processes
 from tests.contract.test_executor import collect, order
 
@@ -177,6 +179,24 @@ def test_an_order_sent_ahead_goes_on_from_the_copys_own_weights(lab):
     assert lab.worker() == pids
     updates = [_updates(lab.store, report.weights) for report in (first, before, after)]
     assert updates == [20, 20 + before.result.steps, 50 + before.result.steps]
+
+
+def test_a_copy_that_may_round_hands_in_an_update_of_what_it_was_given(lab):
+    executor, job = lab.open(), lab.job(TRAINS)
+    executor.start(order("a", (0, 20), job=job))
+    [first] = collect(executor, 1)
+    fields = {"job": job, "weights": first.weights, "global_step": 20, "rounded": True}
+    executor.start(order("b", (20, 40), **fields))
+    [second] = collect(executor, 1)
+
+    whole, update = (lab.store.object_path(report.weights) for report in (first, second))
+    assert {tensor.dtype for tensor in load_file(update).values()} == {torch.bfloat16}
+    handed_in = [Contribution("b", 1, second.weights, 20, 8)]
+    merged = StoreConsolidator(lab.store).consolidate(handed_in, first.weights, MergeRules())
+    before, after = load_file(whole), load_file(lab.store.object_path(merged.weights))
+    for name, difference in load_file(update).items():
+        assert difference.any()
+        assert torch.equal(after[name], before[name] + difference.float())
 
 
 def _updates(store: RunStore, weights: str) -> int:

@@ -342,6 +342,10 @@ MIX_MISTAKES = {
         MIX.replace("merge: paper", "merge: {rule: progres}"),
         (4, "merge.rule", "'progres' is not one of its values", "Did you mean 'progress'?"),
     ),
+    "rounded hand-ins where one may be kept": (
+        MIX.replace("merge: paper", "merge: {keep: better, hand_in: bf16}"),
+        (4, "merge.hand_in", "cannot stand beside 'keep: better'", "Keep one of the two."),
+    ),
     "policy field that is a list": (
         MIX.replace("theta: 0.8", "theta: [1]"),
         (3, "policy.theta", "should be a single value, not a list", None),

@@ -198,8 +198,8 @@ def test_a_file_cut_while_merging_is_refused(folder: Folder, others: int) -> Non
         folder.add({W: torch.ones(1000)})
     opened = Copy.__init__
 
-    def open_then_cut(self: Any, contribution: Contribution, stack: Any) -> None:
-        opened(self, contribution, stack)
+    def open_then_cut(self: Any, contribution: Contribution, *rest: Any) -> None:
+        opened(self, contribution, *rest)
         if contribution.path == path:
             with path.open("r+b") as file:
                 file.truncate(200)
