@@ -2,9 +2,10 @@
 
     python -m bench --only head_load
 
-The head is the ``hadar run`` process; it is watched from outside, through /proc, from its first
-copy to its end. The limits are those that it must keep: 3 % of a core and 300 MB, for five nodes.
-What it starts, OpenSSH processes that move weights, is counted apart.
+The head is the ``hadar run`` process; it is watched from outside, through /proc, while it trains:
+from its first copy's start to the end of the last. The limits are those that it must keep: 3 % of a
+core and 300 MB, for five nodes. What it starts, OpenSSH processes that move weights, is counted
+apart.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Over the seconds from the first copy's start to the head's end."""
+    """Over the seconds from the first copy's start to the end of training."""
 
     seconds: float
     head_s: float  # of processor time
@@ -52,23 +53,22 @@ def _status_mb(pid: int, name: str) -> float:
 
 
 def watch(head: subprocess.Popen[bytes], runs: Path) -> Load:
-    """Looks at the head twice a second until it has ended."""
-    first: tuple[float, float, float] | None = None
-    last = (time.monotonic(), 0.0, 0.0)
+    """Looks at the head five times a second until it has ended."""
+    looks: list[tuple[float, float, float]] = []  # while it trains
     peak_mb, loads_torch = 0.0, False
     while head.poll() is None:
+        happened = "".join(path.read_text() for path in runs.glob("*/journal.jsonl"))
         try:
-            last = (time.monotonic(), *_spent_s(head.pid))
+            if "CopyStarted" in happened and "RunFinished" not in happened:
+                looks.append((time.monotonic(), *_spent_s(head.pid)))
             peak_mb = max(peak_mb, _status_mb(head.pid, "VmHWM"))
             loads_torch |= "libtorch" in Path(f"/proc/{head.pid}/maps").read_text()
         except (FileNotFoundError, StopIteration):  # it ended while being looked at
             break
-        has_begun = any("CopyStarted" in path.read_text() for path in runs.glob("*/journal.jsonl"))
-        first = first or (last if has_begun else None)
-        time.sleep(0.5)
-    if head.wait() != 0 or first is None:
+        time.sleep(0.2)
+    if head.wait() != 0 or len(looks) < 2:
         raise RuntimeError(f"the run under watch ended with {head.returncode}")
-    seconds, own, children = (end - begin for begin, end in zip(first, last, strict=True))
+    seconds, own, children = (end - begin for begin, end in zip(looks[0], looks[-1], strict=True))
     return Load(seconds, own, children, peak_mb, loads_torch)
 
 

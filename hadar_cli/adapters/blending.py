@@ -9,6 +9,7 @@ With ``merge.outer`` the merged checkpoint also carries the outer step's momentu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -111,8 +112,7 @@ class Blend:
     def write(self, out: BinaryIO) -> tuple[str, int]:
         """The merged checkpoint's SHA-256 and its length in bytes."""
         tensors = list(self._tensors())
-        only = self._leader.checkpoint if len(self._copies) == 1 else None
-        if only and only.is_whole and tensors == list(only.tensors.values()):
+        if self.is_one_copy:
             return self._copy_leader(out)
         # Wide types first keeps every tensor aligned, as the safetensors package does.
         tensors.sort(key=lambda t: (-DTYPES[t.dtype].itemsize, t.name))
@@ -128,6 +128,17 @@ class Blend:
             raise Refused(dict.fromkeys(outliers, "its update is far longer than the others'"))
         return digest.hexdigest(), length
 
+    @functools.cached_property
+    def is_one_copy(self) -> bool:
+        """Whether the result is the only copy, byte for byte: a mean of one is that one."""
+        only = self._leader.checkpoint
+        is_all = list(self._tensors()) == list(only.tensors.values())
+        return len(self._copies) == 1 and only.is_whole and is_all
+
+    def check_leader(self) -> None:
+        if reason := not_finite(self._leader.checkpoint):
+            raise Refused({self._leader.id: reason})
+
     def _tensors(self) -> Iterator[Tensor]:
         """What the merged checkpoint will hold."""
         dropped = (OUTER, OPTIMIZER) if self._rules.optimizer_state == "reset" else OUTER
@@ -142,9 +153,7 @@ class Blend:
         return tensor.is_float and is_weight(tensor) and tensor.name not in self._buffers
 
     def _copy_leader(self, out: BinaryIO) -> tuple[str, int]:
-        """The only copy, byte for byte: a mean of one is that one, under either rule."""
-        if reason := not_finite(self._leader.checkpoint):
-            raise Refused({self._leader.id: reason})
+        self.check_leader()
         digest = hashlib.sha256()
         with self._leader.path.open("rb") as file:
             while block := file.read(4 * CHUNK):

@@ -30,7 +30,9 @@ class StoreConsolidator:
         inputs = sorted(whole, key=lambda c: (c.copy, c.attempt))
         attempts = [c.attempt for c in inputs]
         copies = [
-            tensors.Contribution(number, self._store.object_path(c.weights), c.steps, c.batch_size)
+            tensors.Contribution(
+                number, self._store.object_path(c.weights), c.steps, c.batch_size, c.weights
+            )
             for number, c in enumerate(inputs)
         ]
         scratch = self._store.scratch_path("merged")
@@ -42,7 +44,7 @@ class StoreConsolidator:
                 f"{base_path}: {error}",
                 fix="restore the file from a backup, then: hadar resume",
             ) from error
-        if merged.digest:
+        if merged.is_written:
             self._store.keep(scratch, merged.digest)
         return Consolidated(
             weights=merged.digest,

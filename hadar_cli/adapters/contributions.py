@@ -44,6 +44,7 @@ class Contribution:
     path: Path
     steps: int
     batch_size: int
+    digest: str = ""  # the file's SHA-256, where it is known
 
 
 class Refused(Exception):
@@ -64,6 +65,7 @@ class Copy:
         self.steps = contribution.steps
         self.weight = contribution.steps * contribution.batch_size
         self.path = contribution.path
+        self.digest = contribution.digest
         self.checkpoint = stack.enter_context(open_hand_in(contribution.path, base))
         self.layout = layout(self.checkpoint)
 

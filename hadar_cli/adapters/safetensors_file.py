@@ -71,15 +71,13 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int = field(default=0, compare=False)
+    begin: int = field(default=0, compare=False)  # in the file's data, which follow its header
+    size: int = field(init=False, compare=False)
+    nbytes: int = field(init=False, compare=False)
 
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * DTYPES[self.dtype].itemsize
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.prod(self.shape))
+        object.__setattr__(self, "nbytes", self.size * DTYPES[self.dtype].itemsize)
 
     @property
     def is_float(self) -> bool:
@@ -100,8 +98,8 @@ class Checkpoint:
         try:
             self.bytes = os.fstat(self._file.fileno()).st_size
             header = self._read_header()
-            begin = 8 + len(header)
-            self.tensors, self.metadata = _parse(header, begin, self.bytes - begin)
+            self._data_begin = 8 + len(header)
+            self.tensors, self.metadata = _parse(header, self.bytes - self._data_begin)
         except BaseException:
             self._file.close()
             raise
@@ -130,7 +128,8 @@ class Checkpoint:
 
     def _read_stored(self, tensor: Tensor, start: int, block: Array) -> None:
         assert block.dtype == DTYPES[tensor.dtype] and start + block.size <= tensor.size
-        self._fill(block.view(np.uint8).data, tensor.begin + start * block.itemsize)
+        place = self._data_begin + tensor.begin + start * block.itemsize
+        self._fill(block.view(np.uint8).data, place)
 
     def _read_header(self) -> bytes:
         length = bytearray(8)
@@ -199,9 +198,7 @@ def open_hand_in(path: Path, base: Checkpoint | None) -> Checkpoint:
     return Update(path, base)
 
 
-def _parse(
-    header: bytes, data_begin: int, data_bytes: int
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _parse(header: bytes, data_bytes: int) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not header.startswith(b"{"):
         raise CheckpointError("its header is not a JSON object")
     try:
@@ -213,14 +210,8 @@ def _parse(
     except (TypeError, AttributeError) as error:
         raise CheckpointError("its metadata are not strings") from error
 
-    tensors = []
-    for name, entry in entries.items():
-        tensor, end = _parse_entry(name, entry)
-        if end - tensor.begin != tensor.nbytes:
-            raise CheckpointError(f"{quote(name)} has a length that does not fit its shape")
-        tensors.append(tensor)
-    tensors.sort(key=lambda tensor: (tensor.begin, tensor.nbytes))
-
+    tensors = [_parse_entry(name, entry) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.begin, tensor.size))  # of an empty one and another
     expected = 0
     for tensor in tensors:
         if tensor.begin != expected:
@@ -228,13 +219,10 @@ def _parse(
         expected += tensor.nbytes
     if expected != data_bytes:
         raise CheckpointError(f"it holds {data_bytes} bytes of data, its header says {expected}")
-    return {
-        t.name: Tensor(t.name, t.dtype, t.shape, data_begin + t.begin) for t in tensors
-    }, metadata
+    return {tensor.name: tensor for tensor in tensors}, metadata
 
 
-def _parse_entry(name: str, entry: object) -> tuple[Tensor, int]:
-    """One tensor of the header, and where it ends; both places count from the start of the data."""
+def _parse_entry(name: str, entry: object) -> Tensor:
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end], **rest}:
             numbers = [*shape, begin, end]
@@ -243,7 +231,10 @@ def _parse_entry(name: str, entry: object) -> tuple[Tensor, int]:
                 raise CheckpointError(f"{quote(name)} is badly described")
             if dtype not in DTYPES:
                 raise CheckpointError(f"{quote(name)} has the unknown type {quote(dtype)}")
-            return Tensor(name, dtype, tuple(shape), begin), end
+            tensor = Tensor(name, dtype, tuple(shape), begin)
+            if end - begin != tensor.nbytes:
+                raise CheckpointError(f"{quote(name)} has a length that does not fit its shape")
+            return tensor
     raise CheckpointError(f"{quote(name)} is badly described")
 
 

@@ -14,6 +14,7 @@ from hadar_cli.adapters.blending import Blend, not_finite
 from hadar_cli.adapters.contributions import (
     OPTIMIZER,
     Contribution,
+    Copy,
     Refused,
     admit,
     difference,
@@ -28,10 +29,14 @@ __all__ = ["OPTIMIZER", "Contribution", "Merged", "merge", "validate"]
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The merged file and the copies in it; with none accepted, no file and an empty digest."""
+    """The merged file and the copies in it; with none accepted, no file and an empty digest.
+
+    What is one copy's own file, of a known digest, is not written once more.
+    """
 
     digest: str
     bytes: int
+    is_written: bool
     accepted: tuple[int, ...]
     refused: tuple[tuple[int, str], ...]
 
@@ -47,21 +52,33 @@ def merge(
     with ExitStack() as stack:
         origin = stack.enter_context(Checkpoint(base)) if base else None
         copies, refused = admit(contributions, origin, rules, stack)
-        digest, size = "", 0
+        digest, size, is_written = "", 0, False
         while copies:
             try:
-                with out.open("wb") as file:
-                    digest, size = Blend(copies, origin, rules).write(file)
+                digest, size, is_written = _blend(copies, origin, rules, out)
                 break
             except Refused as refusal:
                 refused |= refusal.reasons
                 copies = [copy for copy in copies if copy.id not in refused]
             except OSError as error:
                 raise StorageError(f"cannot write {out}: {error.strerror}") from error
-    if not copies:
+    if not is_written:
         out.unlink(missing_ok=True)
     accepted = tuple(copy.id for copy in copies)
-    return Merged(digest, size, accepted, tuple(sorted(refused.items())))
+    return Merged(digest, size, is_written, accepted, tuple(sorted(refused.items())))
+
+
+def _blend(
+    copies: list[Copy], base: Checkpoint | None, rules: MergeRules, out: Path
+) -> tuple[str, int, bool]:
+    """The result's digest and length, and whether it had to be written."""
+    blend = Blend(copies, base, rules)
+    if copies[0].digest and blend.is_one_copy:
+        blend.check_leader()
+        return copies[0].digest, copies[0].checkpoint.bytes, False
+    with out.open("wb") as file:
+        digest, size = blend.write(file)
+    return digest, size, True
 
 
 def validate(path: Path, like: Path | None) -> str | None:

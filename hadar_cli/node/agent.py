@@ -42,7 +42,7 @@ from hadar_cli.node.setup import stamp_path
 from hadar_cli.node.supervisor import WorkerSpec, leased_at, order_path
 
 _LOOK_EVERY_S = 0.025
-_PROGRESS_EVERY_S = 0.5
+_PROGRESS_EVERY_S = 1.0
 _LOG_TAIL_BYTES = 2000
 _NEVER_STARTED_S = 60.0
 _DISK_PAGE = 4096  # a full disk may yet take less

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -295,9 +296,34 @@ def test_one_copy_is_handed_on_byte_for_byte(folder: Folder) -> None:
     assert merged == Merged(
         hashlib.sha256(path.read_bytes()).hexdigest(),
         path.stat().st_size,
+        True,
         (1,),
         ((2, "it did no steps"),),
     )
+
+
+def test_one_copy_of_known_digest_is_not_written_once_more(folder: Folder) -> None:
+    """Nor is anything left of an attempt to merge it with others."""
+    folder.add({W: torch.tensor([float("nan")])}, steps=20)
+    path = folder.add({W: torch.ones(1)}, steps=10)
+    for number, contribution in enumerate(folder.contributions):
+        folder.contributions[number] = replace(contribution, digest=f"known {number + 1}")
+    merged = folder.merge()
+    assert (merged.digest, merged.bytes, merged.is_written) == (
+        "known 2",
+        path.stat().st_size,
+        False,
+    )
+    assert merged.accepted == (2,)
+    assert not folder.out.exists()
+
+
+def test_one_copy_whose_optimizer_state_is_dropped_is_written(folder: Folder) -> None:
+    folder.add({W: torch.ones(1), "optimizer/0/0/exp_avg": torch.ones(1)})
+    folder.contributions[0] = replace(folder.contributions[0], digest="known")
+    merged = folder.merge(optimizer_state="reset")
+    assert merged.is_written and merged.digest != "known"
+    assert folder.load().keys() == {W}
 
 
 @pytest.mark.parametrize("steps", [0, 5])
@@ -311,7 +337,7 @@ def test_none_accepted(folder: Folder, steps: int) -> None:
 
 
 def test_nothing_handed_in(folder: Folder) -> None:
-    assert folder.merge() == Merged("", 0, (), ())
+    assert folder.merge() == Merged("", 0, False, (), ())
 
 
 def test_tensors_are_aligned_for_whoever_maps_the_file(folder: Folder) -> None:
