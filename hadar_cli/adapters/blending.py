@@ -58,12 +58,18 @@ Piece = tuple[Tensor, int, int]  # the elements of a tensor from one place to an
 
 def not_finite(checkpoint: Checkpoint) -> str | None:
     """Why a checkpoint's numbers cannot be used, or None."""
-    for tensor in filter(lambda tensor: tensor.is_float, checkpoint.tensors.values()):
-        for start in range(0, tensor.size, BLOCK):
-            block = np.empty(min(BLOCK, tensor.size - start), DTYPES[tensor.dtype])
-            checkpoint.read_into(tensor.name, start, block)
-            if not _finite(widen(block, tensor.dtype)):
-                return f"NaN or Inf in {quote(tensor.name)}"
+    for tensors in checkpoint.neighbours():
+        if not tensors[0].is_float:
+            continue
+        size, dtype = sum(tensor.size for tensor in tensors), tensors[0].dtype
+        for start in range(0, size, BLOCK):
+            block = np.empty(min(BLOCK, size - start), DTYPES[dtype])
+            checkpoint.read_from(tensors[0], start, block)
+            bad = np.flatnonzero(~np.isfinite(widen(block, dtype)))
+            if bad.size:
+                ends = np.cumsum([tensor.size for tensor in tensors])
+                culprit = tensors[np.searchsorted(ends, start + bad[0], side="right")]
+                return f"NaN or Inf in {quote(culprit.name)}"
     return None
 
 

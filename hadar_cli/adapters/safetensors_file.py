@@ -11,10 +11,11 @@ resident memory, and a mapped file that another process truncates kills the read
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -99,7 +100,8 @@ class Checkpoint:
             self.bytes = os.fstat(self._file.fileno()).st_size
             header = self._read_header()
             self._data_begin = 8 + len(header)
-            self.tensors, self.metadata = _parse(header, self.bytes - self._data_begin)
+            self._stored, self.metadata = _parse(header, self.bytes - self._data_begin)
+            self.tensors = self._stored
         except BaseException:
             self._file.close()
             raise
@@ -122,12 +124,20 @@ class Checkpoint:
         self.read_into(name, 0, block)
         return block
 
+    def neighbours(self) -> Iterator[list[Tensor]]:
+        """The stored tensors, those of one type together that lie one after another."""
+        for _, tensors in itertools.groupby(self._stored.values(), lambda tensor: tensor.dtype):
+            yield list(tensors)
+
     def read_into(self, name: str, start: int, block: Array) -> None:
         """Fill ``block`` with the elements from ``start`` on. Safe to call from threads."""
-        self._read_stored(self.tensors[name], start, block)
+        tensor = self.tensors[name]
+        assert start + block.size <= tensor.size
+        self.read_from(tensor, start, block)
 
-    def _read_stored(self, tensor: Tensor, start: int, block: Array) -> None:
-        assert block.dtype == DTYPES[tensor.dtype] and start + block.size <= tensor.size
+    def read_from(self, tensor: Tensor, start: int, block: Array) -> None:
+        """The same, on into the tensor's neighbours."""
+        assert block.dtype == DTYPES[tensor.dtype]
         place = self._data_begin + tensor.begin + start * block.itemsize
         self._fill(block.view(np.uint8).data, place)
 
@@ -162,7 +172,7 @@ class Update(Checkpoint):
 
     def __init__(self, path: Path, base: Checkpoint) -> None:
         super().__init__(path)
-        self._base, self._stored = base, self.tensors
+        self._base = base
         self.tensors = {name: self._restored(tensor) for name, tensor in self._stored.items()}
         self.metadata = {k: v for k, v in self.metadata.items() if k != UPDATE_OF}
 
@@ -176,10 +186,10 @@ class Update(Checkpoint):
     def read_into(self, name: str, start: int, block: Array) -> None:
         stored = self._stored[name]
         if stored == self.tensors[name]:
-            self._read_stored(stored, start, block)
+            self.read_from(stored, start, block)
             return
         difference = np.empty(block.size, DTYPES[stored.dtype])
-        self._read_stored(stored, start, difference)
+        self.read_from(stored, start, difference)
         try:
             self._base.read_into(name, start, block)
         except CheckpointError as error:

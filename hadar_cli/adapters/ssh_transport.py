@@ -20,6 +20,7 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # errors reach us 
 _CONNECT_S = 15.0
 _LOGIN_S = 60.0  # some machines take their time to log someone in
 _CHANNEL_S = 60.0
+_IDLE_S = 0.5  # paramiko's own tenth of a second wakes a quiet head ten times for every node
 _PACKET = 32768
 
 
@@ -54,6 +55,7 @@ class SshTransport:
             self._socket = _Ear(self._reach())
             try:
                 self._transport = paramiko.Transport(cast(socket.socket, self._socket))
+                self._socket.settimeout(_IDLE_S)
                 self.host_key = self._greet()
             except BaseException:
                 self.abort()
@@ -158,9 +160,9 @@ class SshTransport:
             outermost._socket.close()
 
     def close(self) -> None:
+        self.abort()  # so that paramiko's thread, for which ``close`` waits, listens no longer
         with suppress(OSError, EOFError, paramiko.SSHException):
             self._transport.close()
-        self.abort()
         if self._via:
             self._via.close()
 

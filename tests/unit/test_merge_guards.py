@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hadar_cli.adapters.blending import BLOCK
 from hadar_cli.adapters.contributions import Copy
 from hadar_cli.adapters.safetensors_file import CheckpointError
 from hadar_cli.adapters.tensors import Contribution, validate
@@ -241,3 +242,18 @@ def test_validate(folder: Folder) -> None:
     assert validate(folder.path / "absent", None) == (
         "unreadable: cannot be opened: No such file or directory"
     )
+
+
+@pytest.mark.parametrize("bad", range(5))
+def test_validate_names_the_one_of_many_neighbours_that_is_not_finite(
+    folder: Folder, bad: int
+) -> None:
+    content = {f"model/0/{name}": torch.ones(3) for name in "abcde"}
+    content["model/0/c"] = torch.ones(BLOCK)  # several blocks, and an empty tensor among them
+    content["model/0/d"] = torch.ones(0)
+    named = [name for name in content if name != "model/0/d"] + ["model/0/half"]
+    content["model/0/half"] = torch.ones(4, dtype=torch.float16)
+    content["model/0/count"] = torch.ones(4, dtype=torch.int64)
+    content[named[bad]][-1] = float("nan")
+    reason = validate(folder.save("own", content), None)
+    assert reason == f"NaN or Inf in {named[bad]!r}"
