@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.quality.page import best_base_lr, judgement, page
 from bench.quality.plan import (
+    AT_BEST_RATE,
     DEFAULT,
     FEWER,
     HELD_OUT,
@@ -35,6 +36,9 @@ def at_best_rates(results: Results) -> list[Task]:
         for recipe in (UNFORKED, DEFAULT, PLAIN):
             one = at_base_lr(recipe, factor)
             chosen += [Task(workload, one, steps, seed) for seed in HELD_OUT]
+        for recipe in AT_BEST_RATE:
+            one = at_base_lr(recipe, factor)
+            chosen += [Task(workload, one, steps, seed) for seed in FEWER]
     return chosen
 
 

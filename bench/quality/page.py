@@ -10,10 +10,12 @@ from statistics import fmean, stdev
 from bench.quality.course import LAB, MERGING, Recipe
 from bench.quality.plan import (
     AMOUNTS,
+    AT_BEST_RATE,
     BASE_LRS,
     CHOICES,
     DEFAULT,
     FASTEST,
+    FEWER,
     HELD_OUT,
     IN_MIX,
     JUDGED,
@@ -177,6 +179,17 @@ def _at_the_best_rate(results: Results) -> Iterator[str]:
         rows.append(row)
     heading = ["", "best base rate", "unforked", "HadarE ÷ unforked", "plain mean ÷"]
     yield f"## With the best base learning rate\n\n{_BEST_RATE_NOTE}\n\n{_table(heading, rows)}"
+    rows = []
+    for workload in STEPS:
+        factor = best_base_lr(results, workload)
+        unforked = at_base_lr(UNFORKED, factor)
+        ratios = (
+            _ratio(results, workload, at_base_lr(recipe, factor), FEWER, unforked)
+            for recipe in AT_BEST_RATE
+        )
+        rows.append([CATALOG[workload].short, f"x {factor:g}", *map(str, ratios)])
+    heading = ["", "best base rate", *(f"{recipe.name} ÷ unforked" for recipe in AT_BEST_RATE)]
+    yield f"{_RULES_AT_BEST_RATE_NOTE}\n\n{_table(heading, rows)}"
 
 
 def best_base_lr(results: Results, workload: str) -> float:
@@ -326,3 +339,6 @@ changed the result of all forked runs so far, and how the losses compare."""
 _BEST_RATE_NOTE = f"""The presets' rates lie somewhat below the best, which leaves room to scale
 them. Here each workload's rate is the best for unforked training on the tuned seeds, out of
 {", ".join(f"{factor:g}" for factor in sorted((1.0, *BASE_LRS)))} times its own."""
+_RULES_AT_BEST_RATE_NOTE = f"""The same on the tuned seeds {", ".join(map(str, FEWER))}, with the
+rules that go farther and less far than the default: rates that someone has tuned are what most
+scripts bring along."""

@@ -38,6 +38,7 @@ CHOICES = (  # one rule changed; where it is the default, the run is the same an
     _with("`optimizer_state: leader`", optimizer_state="leader"),
     _with("`optimizer_state: reset`", optimizer_state="reset"),
 )
+_TWO_SIDED = ("`rule: progress`", "`lr_scale: sqrt`")  # farther than the default, and less far
 AMOUNTS = (
     _with("`solo: 0`", solo=0.0),
     _with("`solo: 0.02`", solo=0.02),
@@ -98,6 +99,7 @@ def at_base_lr(recipe: Recipe, factor: float) -> Recipe:
     return replace(recipe, name=f"{recipe.name}, base rate x {factor:g}", base_lr=factor)
 
 
+AT_BEST_RATE = (DEFAULT, *(one for one in CHOICES if one.name in _TWO_SIDED))
 JUDGED = (UNFORKED, IN_MIX, DEFAULT, PLAIN, FASTEST)
 TUNING = (UNFORKED, DEFAULT, *CHOICES)
 MORE_TUNING = (*AMOUNTS, *(at_base_lr(UNFORKED, factor) for factor in BASE_LRS))  # on fewer seeds
