@@ -90,7 +90,7 @@ JOB_FIELDS = {
     "data_dir": "Where its data is, on the nodes.",
 }
 MERGE_FIELDS = {
-    "rule": "`mean` by steps, or `progress`, which goes as far as the copies did together.",
+    "rule": "`progress`, which goes as far as the copy with most steps, or the `mean` by steps.",
     "lr_scale": "How the learning rate grows with the number of effective copies.",
     "warmup": "The first share of the steps, in which that factor rises to its full size.",
     "solo": "The first share of the steps, which one device does alone.",

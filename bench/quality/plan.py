@@ -23,13 +23,16 @@ FASTEST = Recipe("fastest alone", speeds=ALONE, every=EVERY_ROUND)  # in the tim
 BASE_LRS = (0.5, 2.0, 4.0)
 
 
+MEAN = Recipe("`rule: mean`", MergeRules(rule="mean"))  # what the rules were compared on
+
+
 def _with(name: str, **rules: object) -> Recipe:
-    return Recipe(name, replace(MergeRules(), **rules))  # type: ignore[arg-type]
+    return replace(MEAN, name=name, rules=replace(MEAN.rules, **rules))  # type: ignore[arg-type]
 
 
 CHOICES = (  # one rule changed; where it is the default, the run is the same and not repeated
     PLAIN,
-    _with("`rule: mean`", rule="mean"),
+    MEAN,
     _with("`rule: progress`", rule="progress"),
     _with("`lr_scale: none`", lr_scale="none"),
     _with("`lr_scale: sqrt`", lr_scale="sqrt"),
@@ -38,7 +41,6 @@ CHOICES = (  # one rule changed; where it is the default, the run is the same an
     _with("`optimizer_state: leader`", optimizer_state="leader"),
     _with("`optimizer_state: reset`", optimizer_state="reset"),
 )
-_TWO_SIDED = ("`rule: progress`", "`lr_scale: sqrt`")  # farther than the default, and less far
 AMOUNTS = (
     _with("`solo: 0`", solo=0.0),
     _with("`solo: 0.02`", solo=0.02),
@@ -48,8 +50,8 @@ AMOUNTS = (
     _with("`hand_in: bf16`", hand_in="bf16"),
     _with("`outer: {lr: 0.7, momentum: 0.9}`", outer=OuterStep()),
     _with("the same, `lr_scale: none`", lr_scale="none", outer=OuterStep()),
-    replace(DEFAULT, name="merged 2 x as rarely", every=2 * DEFAULT.every),
-    replace(DEFAULT, name="merged 10 x as rarely", every=10 * DEFAULT.every),
+    replace(MEAN, name="merged 2 x as rarely", every=2 * MEAN.every),
+    replace(MEAN, name="merged 10 x as rarely", every=10 * MEAN.every),
 )
 
 
@@ -99,7 +101,7 @@ def at_base_lr(recipe: Recipe, factor: float) -> Recipe:
     return replace(recipe, name=f"{recipe.name}, base rate x {factor:g}", base_lr=factor)
 
 
-AT_BEST_RATE = (DEFAULT, *(one for one in CHOICES if one.name in _TWO_SIDED))
+AT_BEST_RATE = (DEFAULT, MEAN, _with("the mean, `lr_scale: sqrt`", lr_scale="sqrt"))
 JUDGED = (UNFORKED, IN_MIX, DEFAULT, PLAIN, FASTEST)
 TUNING = (UNFORKED, DEFAULT, *CHOICES)
 MORE_TUNING = (*AMOUNTS, *(at_base_lr(UNFORKED, factor) for factor in BASE_LRS))  # on fewer seeds

@@ -127,7 +127,7 @@ class OuterStep:
 class MergeRules:
     """How the copies of a job become one model again. ``merge: paper`` is the plain mean."""
 
-    rule: str = "mean"
+    rule: str = "progress"
     lr_scale: str = "linear"
     warmup: float = 0.3
     solo: float = 0.2
