@@ -38,7 +38,8 @@ def save(
     """Writes under a temporary name, then renames, so that a cut leaves no half file.
 
     With a ``base``, what that holds in float32 too is stored as an update of it, in bfloat16:
-    half the bytes, and no more lost than the update's ninth significant bit.
+    half the bytes, and no more lost than the update's ninth significant bit. A base that has been
+    cleared away meanwhile, as by a resumed head, is done without.
     """
     tensors: Tensors = {}
     tied, entries = _collect_models(parts.models, tensors)
@@ -60,7 +61,7 @@ def save(
     part = path.with_name(path.name + ".part")
     stored = {name: _own_memory(tensor) for name, tensor in tensors.items()}
     metadata = {"hadar": json.dumps(content)}
-    if base:
+    if base and base.is_file():
         stored |= _updates(stored, base)
         metadata["hadar.update_of"] = base.name
     save_file(stored, part, metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -53,7 +54,7 @@ def demand(holds: object, what: str) -> None:
         raise Violation(what)
 
 
-class Recount:
+class Recount(ABC):
     """Folds a journal with plain sets of numbers; what is known of weights is for those below."""
 
     def __init__(self) -> None:
@@ -156,14 +157,15 @@ class Recount:
         self.weights[job] = self._check_weights(event, claims)
         self.digest[job] = event.weights
 
-    def _check_nobody_waited(self, event: events.WeightsMerged) -> None: ...
+    def _check_nobody_waited(self, event: events.WeightsMerged) -> None:  # noqa: B027
+        """Only a simulated world knows who could have come sooner."""
 
+    @abstractmethod
     def _check_weights(self, event: events.WeightsMerged, claims: Claims) -> weights.Vector:
         """The merged weights, once they are known to be the average of what these copies made."""
-        raise NotImplementedError
 
-    def _load(self, digest: str) -> weights.Vector:
-        raise NotImplementedError
+    @abstractmethod
+    def _load(self, digest: str) -> weights.Vector: ...
 
 
 class SimulatedRecount(Recount):

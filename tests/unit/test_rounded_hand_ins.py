@@ -116,6 +116,18 @@ def test_the_merged_checkpoint_is_a_whole_one_that_a_script_can_load(
     assert model.one.weight is model.tied.weight
 
 
+def test_without_its_base_a_copy_hands_in_all_it_has(folder: Folder, base: Path) -> None:
+    """A resumed head clears away what it did not push itself, while adopted copies still train."""
+    parts = make_parts()
+    load(base, parts)
+    trained(parts, 1)
+    kept = base.rename(folder.path / "kept")
+    save(folder.path / "copy1", parts, base=base)
+    handed_in = tensors(folder.path / "copy1")
+    assert handed_in.keys() == tensors(kept).keys()
+    assert torch.equal(handed_in["model/0/one.weight"], parts.models[0].one.weight)
+
+
 def test_rounded_and_whole_ones_meet(folder: Folder, base: Path) -> None:
     hand_in(folder, 1, base, rounded=True)
     hand_in(folder, 2, base, rounded=False)
