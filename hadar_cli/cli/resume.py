@@ -42,11 +42,9 @@ def _newest_unfinished(runs: Path) -> RunStore:
     """The run to go on with; the newest of all when none is unfinished."""
     from hadar_cli.adapters.store import RunStore, find_run, list_runs
 
-    paths = sorted(list_runs(runs), key=lambda path: (path / "run.json").stat().st_mtime)
-    if not paths:
-        return find_run(runs, None)  # says that there is none
-    stores = [RunStore(path) for path in reversed(paths)]
-    return next((store for store in stores if not is_finished(store)), stores[0])
+    newest = find_run(runs, None)  # or says that there is none
+    stores = (RunStore(path) for path in reversed(list_runs(runs)))
+    return next((store for store in stores if not is_finished(store)), newest)
 
 
 def is_finished(store: RunStore) -> bool:

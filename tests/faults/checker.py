@@ -193,7 +193,8 @@ class SimulatedRecount(Recount):
         expected = weights.average(base, copies, self._world.mix.merge)
         max_steps = max(copy.steps for copy in copies)
         found = self._load(event.weights)
-        demand(np.allclose(found, expected, rtol=1e-9), f"I8: job {event.job}, not the average")
+        is_right = np.allclose(found, expected, rtol=weights.ROUNDING)
+        demand(is_right, f"I8: job {event.job}, not the average")
         if event.rival:
             made = {copy.made.tobytes() for copy in copies if copy.steps == max_steps}
             rival = self._load(event.rival)
@@ -215,7 +216,7 @@ class SimulatedRecount(Recount):
         self, attempt: str, trained: weights.Trained, base: weights.Vector | None
     ) -> None:
         wanted = weights.untrained(self._started[attempt].job) if base is None else base
-        is_right = np.allclose(trained.base, wanted, rtol=1e-9)
+        is_right = np.allclose(trained.base, wanted, rtol=weights.ROUNDING)
         demand(is_right, f"I8: {attempt} did not train the job's latest weights")
 
 

@@ -184,7 +184,9 @@ class FaultyExecutor:
         return HandedIn(order.attempt, result, digest, copy.start_s == 0.0, stays=True)
 
     def _pull(self, order: CopyOrder, trained: weights.Trained) -> str:
-        vector, cut_to = trained.made, None
+        vector, base, cut_to = trained.made, trained.base, None
+        base_name = order.weights if order.rounded else None
+        self._world.trained[order.attempt] = weights.rounded(trained) if base_name else trained
         is_first = not order.weights and not order.follows  # any shape would be right
         match self._misfortune.struck(lies.BAD_WEIGHTS[is_first:]):
             case "weights not finite":
@@ -193,9 +195,10 @@ class FaultyExecutor:
                 vector = np.ones(weights.SIZE + 1)
             case "weights unreadable":
                 cut_to = 20
-        digest = weights.hand_in(self._world.store, order.attempt, vector, cut_to=cut_to)
-        self._world.trained[order.attempt] = trained
-        return digest
+            case "update of other weights":
+                base, base_name = weights.untrained(order.job.id + 100), "0" * 64
+        content = weights.update(vector, base, base_name) if base_name else weights.whole(vector)
+        return weights.hand_in(self._world.store, order.attempt, content[:cut_to])
 
     # -- what goes wrong ---------------------------------------------------------------------
 

@@ -18,7 +18,12 @@ LIES = [
     "lie: no weights",
     "lie: figures not finite",
 ]
-BAD_WEIGHTS = ["weights of another shape", "weights not finite", "weights unreadable"]
+BAD_WEIGHTS = [
+    "weights of another shape",
+    "weights not finite",
+    "weights unreadable",
+    "update of other weights",
+]
 
 
 def tell(lie: str, order: CopyOrder, true: CopyResult, dice: Random) -> CopyResult:

@@ -26,6 +26,7 @@ KINDS = {
     "weights not finite": "",
     "weights of another shape": "",
     "weights unreadable": "the file is no checkpoint",
+    "update of other weights": "it says it began with weights that nobody gave it",
     "node rebooted": "its processes are gone, the node is back at once",
     "link cut shortly": "the node is silent for some seconds, then back",
     "link cut for long": "the node is gone for the head, while its copies may live; then back",
@@ -51,7 +52,7 @@ class Misfortune:
     def __init__(self, seed: int) -> None:
         self.dice = Random(f"misfortune {seed}")
         chosen = self.dice.sample(sorted(KINDS), self.dice.randint(1, 12))
-        if self.dice.random() < 0.2:  # copies go on while the head waits for them in vain
+        if self.dice.random() < 0.4:  # copies go on while the head waits for them in vain
             chosen = ["report dropped", "report delayed", "copy slow"]
         self._chances = {
             kind: self.dice.choice((0.03, 0.1, 0.3)) * (0.2 if kind in _ASKED_OFTEN else 1.0)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
-from hadar_cli.adapters import head, housekeeping, store
+from hadar_cli.adapters import contributions, head, housekeeping, store
 from hadar_cli.adapters.consolidation import StoreConsolidator
+from hadar_cli.adapters.safetensors_file import UPDATE_OF, Checkpoint, Update
 from hadar_cli.adapters.store import FileJournal, RunStore
 from hadar_cli.app.intake import Intake
 from hadar_cli.app.occupancy import Occupancy
@@ -209,6 +210,15 @@ def merge_without_weights() -> AbstractContextManager[object]:
         return real(tracker, report)
 
     return _instead(Tracker, "handed_in", handed_in)
+
+
+@mutant
+def updates_fit_any_weights() -> AbstractContextManager[object]:
+    def opened(path: Path, base: Checkpoint | None) -> Checkpoint:
+        checkpoint = Checkpoint(path)
+        return Update(path, base) if base and UPDATE_OF in checkpoint.metadata else checkpoint
+
+    return _instead(contributions, "open_hand_in", opened)
 
 
 @mutant

@@ -272,6 +272,7 @@ def _mix(dice: Random, seed: int) -> Mix:
         solo=dice.choice((0.0, 0.02, 0.3)),
         every_s=dice.choice(("auto", "slot", 1.0, 3.0)),
         keep="better" if seed % 3 == 0 else "merged",
+        hand_in="bf16" if seed % 3 == 1 else "full",
     )
     slot_s = dice.choice((4.0, 15.0) if stays else (4.0, 10.0, 30.0))
     policy = PolicyChoice("whims", {"seed": seed, "stays": stays})
