@@ -248,7 +248,7 @@ def _from_catalog(workload: Workload, preset: str) -> dict[str, Any]:
         "batch_size": workload.batch_size[preset],
         "samples": workload.train_samples[preset],
         "epochs": workload.epochs[preset],
-        "model_size": workload.model_size,
+        "model_size": workload.model_size[preset],
         "dataset_size": workload.dataset_size,
     }
 

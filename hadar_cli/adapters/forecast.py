@@ -50,11 +50,21 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """A device trains copies of a job from some second on, until its next stay."""
+
+    device: str
+    job: str
+    from_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """Everything that a dry run tells of what is to come."""
 
     forecast: Forecast
     rounds: tuple[events.RoundPlanned, ...]
+    stays: tuple[Stay, ...]
     moved_bytes: int | None  # over the network; None where nobody knows the weights' size
     cost: float | None  # of all priced nodes for the whole time; None where no node has a price
     worths: tuple[Worth, ...]
@@ -209,6 +219,7 @@ def foresee(
     return Outlook(
         forecast=forecast,
         rounds=tuple(notebook.rounds),
+        stays=tuple(_stays(mix, notebook)),
         moved_bytes=_moved_bytes(notebook, nodes, knowledge.fit),
         cost=_cost(nodes, forecast.ttd_s),
         worths=tuple(_worths(mix, nodes, knowledge, forecast.ttd_s)) if worths else (),
@@ -234,6 +245,16 @@ def _worths(mix: Mix, nodes: Sequence[Node], knowledge: Knowledge, ttd_s: float)
 def _cost(nodes: Sequence[Node], ttd_s: float) -> float | None:
     prices = [n.price_per_hour for n in nodes if n.enabled and n.price_per_hour is not None]
     return sum(prices) * ttd_s / 3600 if prices else None
+
+
+def _stays(mix: Mix, notebook: _Notebook) -> Iterator[Stay]:
+    names = {job.id: job.name for job in mix.jobs}
+    latest: dict[str, int] = {}
+    for copy in notebook.starts:
+        for device in copy.devices:
+            if latest.get(device) != copy.job:
+                latest[device] = copy.job
+                yield Stay(device, names[copy.job], copy.t)
 
 
 def _moved_bytes(notebook: _Notebook, nodes: Sequence[Node], fitted: Fit) -> int | None:

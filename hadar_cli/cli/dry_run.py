@@ -9,19 +9,27 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hadar_cli.adapters.forecast import MOST_JOBS, MOST_ROUNDS, Knowledge, Outlook, foresee, gather
+from hadar_cli.adapters.forecast import (
+    MOST_JOBS,
+    MOST_ROUNDS,
+    Knowledge,
+    Outlook,
+    Stay,
+    foresee,
+    gather,
+)
 from hadar_cli.cli import records
 from hadar_cli.cli.nodes import device_record, device_table
 from hadar_cli.cli.options import all_devices, are_accelerators, print_json, stdout
 from hadar_cli.cli.run import preset_note
-from hadar_cli.core.events import RoundPlanned
 from hadar_cli.core.fluid import forked_optimum
 from hadar_cli.core.model import Device, Mix, Node
 from hadar_cli.core.throughput import RateModel
 from hadar_cli.report.format import NOTHING, bytes, duration, figures, plain
 
 _CODE_WARNING = "A mix runs code on the nodes, as the user that owns them: read it before you run."
-_ROUNDS = 3  # shown of those planned
+_STAYS = 5  # shown of each device
+_ROUNDS = 3  # of those planned, as JSON
 
 
 def show(mix: Mix, nodes: tuple[Node, ...], runs: Path, as_json: bool) -> None:
@@ -67,10 +75,9 @@ def _print_plan(console: Console, mix: Mix, devices: list[Device], knowledge: Kn
 
 
 def _print_outlook(console: Console, mix: Mix, nodes: Sequence[Node], outlook: Outlook) -> None:
-    for planned in outlook.rounds[:_ROUNDS]:
-        when = f"after {duration(planned.t)}" if planned.t else f"{mix.slot_s:g} s"
-        console.print(f"\nRound {planned.round} ({when}) by {mix.policy.name}", style="bold")
-        console.print(_plan_table(mix, all_devices(tuple(nodes)), planned))
+    rounds = f"{len(outlook.rounds)} rounds of {mix.slot_s:g} s"
+    console.print(f"\nThe plan of {mix.policy.name}, {rounds}", style="bold")
+    console.print(_plan_table(all_devices(tuple(nodes)), outlook.stays))
     console.print("\nForecast", style="bold")
     console.print(_forecast_table(outlook))
     for line in _remarks(outlook):
@@ -137,15 +144,20 @@ def rate_table(
     return table
 
 
-def _plan_table(mix: Mix, devices: list[Device], planned: RoundPlanned) -> Table:
-    names = {job.id: job.name for job in mix.jobs}
-    table = plain_table("DEVICE", "TRAINS, ONE AFTER ANOTHER")
+def _plan_table(devices: list[Device], stays: Sequence[Stay]) -> Table:
+    table = plain_table("DEVICE", "TRAINS")
     table.columns[1].no_wrap = False
     for device in devices:
-        mine = [(job, steps) for job, name, steps in planned.stints if name == device.name]
-        words = ", ".join(f"{names[job]} {steps:,}" for job, steps in mine)
-        table.add_row(device.name, words or "nothing at first: each job starts on one device")
+        mine = [stay for stay in stays if stay.device == device.name]
+        words = [_since(stay) for stay in mine[:_STAYS]]
+        if len(mine) > _STAYS:
+            words.append(f"and {len(mine) - _STAYS} more")
+        table.add_row(device.name, ", ".join(words) or "nothing")
     return table
+
+
+def _since(stay: Stay) -> str:
+    return f"{stay.job} from {duration(stay.from_s)}" if stay.from_s else stay.job
 
 
 def plain_table(*headings: str) -> Table:
@@ -208,6 +220,7 @@ def _forecast_record(mix: Mix, outlook: Outlook) -> records.PlanForecast:
             )
             for one in outlook.rounds[:_ROUNDS]
         ),
+        stays=tuple(records.PlannedStay(s.device, s.job, s.from_s) for s in outlook.stays),
         moved_bytes=outlook.moved_bytes,
         cost=outlook.cost,
         nodes=tuple(records.NodeWorth(w.node, w.ttd_s, w.saves_s) for w in outlook.worths),

@@ -129,7 +129,7 @@ def _jobs(names: list[str], preset: str) -> list[Job]:
             name=chosen.name,
             target_steps=_MANY_STEPS,
             batch_size=chosen.batch_size[preset],
-            model_size=chosen.model_size,
+            model_size=chosen.model_size[preset],
             dataset_size=chosen.dataset_size,
             workload=chosen.name,
             launch=Launch(workload=chosen.name, preset=preset),

@@ -137,6 +137,15 @@ class PlannedRound:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStay:
+    """A device trains copies of a job from that second on, until its next stay."""
+
+    device: str
+    job: str
+    from_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeWorth:
     """What a node adds; nulls where the mix cannot do without it."""
 
@@ -154,6 +163,7 @@ class PlanForecast:
     basis: str
     typical_error: float  # 0.1: such forecasts are typically off by 10 %
     rounds: tuple[PlannedRound, ...]  # the first ones
+    stays: tuple[PlannedStay, ...]  # of all rounds
     moved_bytes: int | None  # over the network; null where the weights' size is not known
     cost: float | None  # null where no node has a price
     nodes: tuple[NodeWorth, ...]

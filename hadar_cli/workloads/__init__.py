@@ -26,7 +26,7 @@ class Workload:
     module: str
     metric: str
     higher_is_better: bool
-    model_size: str
+    model_size: Mapping[str, str]
     dataset_size: str
     batch_size: Mapping[str, int]
     train_samples: Mapping[str, int]
@@ -41,7 +41,7 @@ _WORKLOADS = (
         module="hadar_cli.workloads.image_classification",
         metric="accuracy",
         higher_is_better=True,
-        model_size="modest",
+        model_size={"tiny": "high", "paper": "modest"},
         dataset_size="S",
         batch_size={"tiny": 16, "paper": 128},
         train_samples={"tiny": 2400, "paper": 50_000},
@@ -54,7 +54,7 @@ _WORKLOADS = (
         module="hadar_cli.workloads.language_model",
         metric="perplexity",
         higher_is_better=False,
-        model_size="modest",
+        model_size={"tiny": "modest", "paper": "modest"},
         dataset_size="L",
         batch_size={"tiny": 32, "paper": 64},
         train_samples={"tiny": 9600, "paper": 59_675},  # 2,088,628 tokens in windows of 35
@@ -67,7 +67,7 @@ _WORKLOADS = (
         module="hadar_cli.workloads.translation",
         metric="accuracy",
         higher_is_better=True,
-        model_size="high",
+        model_size={"tiny": "modest", "paper": "high"},
         dataset_size="L",
         batch_size={"tiny": 32, "paper": 128},
         train_samples={"tiny": 6400, "paper": 29_000},
@@ -80,7 +80,7 @@ _WORKLOADS = (
         module="hadar_cli.workloads.recommender",
         metric="mse",
         higher_is_better=False,
-        model_size="small",
+        model_size={"tiny": "modest", "paper": "small"},
         dataset_size="XL",
         batch_size={"tiny": 32, "paper": 500},
         train_samples={"tiny": 8000, "paper": 131_569},  # 138,493 users, one in 20 held out
@@ -93,7 +93,7 @@ _WORKLOADS = (
         module="hadar_cli.workloads.weather",
         metric="mse",
         higher_is_better=False,
-        model_size="modest",
+        model_size={"tiny": "modest", "paper": "modest"},
         dataset_size="M",
         batch_size={"tiny": 32, "paper": 256},
         # Mesonet data differ from site to site: a mix that knows better says `samples`.

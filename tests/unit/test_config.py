@@ -117,7 +117,8 @@ def test_mixes_are_read_with_counts_expanded_and_gaps_filled(mix_file: Path) -> 
         "weather",
         "tiny",
     )
-    assert (first.model_size, first.batch_size) == (weather.model_size, weather.batch_size["tiny"])
+    sizes = weather.model_size["tiny"], weather.batch_size["tiny"]
+    assert (first.model_size, first.batch_size) == sizes
     assert (mine.target_steps, mine.batch_size, mine.max_duration_s) == (202, 10, 5400.0)
     assert (mine.workload, mine.launch.args) == ("script", ("--lr", "0.1"))
     assert mine.launch.script == str(mix_file.parent / "train.py")

@@ -212,9 +212,10 @@ def test_a_finished_copy_frees_its_device_and_keeps_its_steps(screen: Screen) ->
 
 def test_a_rate_is_told_against_the_formula(screen: Screen) -> None:
     a_stint(screen)
-    screen.now = 5.0
-    expected = screen.rates.estimated(0, "rtx3090")
-    screen.view.progressed(Progressed("a1", round(2.5 * expected), 5.0))
+    steps = 90
+    took_s = 2 * steps / screen.rates.estimated(0, "rtx3090")
+    screen.now = took_s
+    screen.view.progressed(Progressed("a1", steps, took_s))
     assert "50 %" in row(screen.frame(), "rtx3090")
 
 

@@ -15,6 +15,7 @@ from hadar_cli.core.formula import estimate_steps_per_s, pmi
 from hadar_cli.core.gpu_table import CPU, KNOWN_GPUS, find_gpu, nearest_gpu
 from hadar_cli.core.model import DATASET_SIZES, MODEL_SIZES, Device, Gpu, Job, Launch
 from hadar_cli.core.throughput import RateModel
+from hadar_cli.workloads import lookup
 
 # Steps per second from Gavel's published throughput table: V100, P100, K80.
 MEASURED = {
@@ -26,13 +27,7 @@ MEASURED = {
 }
 
 # Milliseconds a step of the tiny presets on one core, and the default inventory's paces.
-TINY_MS = {
-    ("modest", "S", 16): 28,  # image classification
-    ("modest", "L", 32): 12,  # language model
-    ("high", "L", 32): 25,  # translation
-    ("small", "XL", 32): 10,  # recommender
-    ("modest", "M", 32): 25,  # weather
-}
+TINY_MS = {"IC": 25, "LM": 7, "LT": 18, "RS": 7, "MM": 10}
 PACES = {"RTX 3090": 0.55, "TITAN RTX": 0.44, "RTX A2000": 0.25, "T4": 0.23, "T400": 0.066}
 
 
@@ -109,14 +104,16 @@ def test_estimates_are_near_gavels_measurements() -> None:
 
 def test_tiny_presets_on_emulated_devices_are_of_the_right_order() -> None:
     errors = []
-    for sizes, milliseconds in TINY_MS.items():
+    for short, milliseconds in TINY_MS.items():
+        workload = lookup(short)
+        sizes = workload.model_size["tiny"], workload.dataset_size, workload.batch_size["tiny"]
         on_core = estimate(None, sizes, preset="tiny")
         errors.append(factor(on_core, 1000 / milliseconds))
         for model, pace in PACES.items():
             emulated = estimate(KNOWN_GPUS[model], sizes, preset="tiny", emulated_speed=pace)
             errors.append(factor(emulated, pace * 1000 / milliseconds))
-    assert median(errors) < 2.5
-    assert max(errors) < 6
+    assert median(errors) < 1.5
+    assert max(errors) < 2.7
 
 
 def test_a_paced_cpu_is_as_much_slower_as_its_pace() -> None:
