@@ -92,8 +92,10 @@ JOB_FIELDS = {
 MERGE_FIELDS = {
     "rule": "`progress`, which goes as far as the copy with most steps, or the `mean` by steps.",
     "lr_scale": "How the learning rate grows with the number of effective copies.",
-    "warmup": "The first share of the steps, in which that factor rises to its full size.",
-    "solo": "The first share of the steps, which one device does alone.",
+    "warmup": "The first share of the steps, in which that factor, and the length that `progress` "
+    "adds to a merge, rise to their full size.",
+    "solo": "The first share of the steps, which one device does alone; where others would idle "
+    "meanwhile, 200 steps of it, or 1.5 % of it if that is more.",
     "optimizer_state": "Averaged, the busiest copy's, or begun anew.",
     "outer": "An outer Nesterov step of `lr` and `momentum`, as in DiLoCo.",
     "keep": "At a job's end: `merged`, or by its evaluation the `better` of the last merge and "

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from bench.quality.scheduled import merges_in_mix
 from hadar_cli.adapters.tensors import Contribution, merge
-from hadar_cli.core.merging import copy_lr_scale, solo_steps
+from hadar_cli.core.merging import copy_lr_scale, solo_steps, warmth
 from hadar_cli.core.model import MergeRules
 from hadar_cli.workloads import CATALOG
 
@@ -113,7 +113,7 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
     done = 0
     for generation, counts in enumerate(meetings(recipe, steps, workload, seed)):
         scale = copy_lr_scale(recipe.rules, counts, done, steps)
-        forked = sum(map(bool, counts)) > 1
+        begun, forked = done, sum(map(bool, counts)) > 1
         rounded = recipe.rules.hand_in == "bf16" and forked
         script.meet(base, done, generation, scale, rounded)
         contributions = []
@@ -124,7 +124,8 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
                 contributions.append(Contribution(copy, out, count, script.batch_size))
                 done += count
         merged = folder / f"merged{generation % 2}"
-        if merge(contributions, base, merged, recipe.rules).refused:
+        warm = warmth(recipe.rules, begun, steps)
+        if merge(contributions, base, merged, recipe.rules, warm).refused:
             return Outcome(math.inf, math.nan, math.inf)  # diverged: NaN, or far from the others
         base = merged
     assert base is not None

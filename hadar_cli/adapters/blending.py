@@ -103,14 +103,16 @@ class _Scratch(threading.local):
 class Blend:
     """One attempt to merge these copies; it raises Refused for those that prove unfit."""
 
-    def __init__(self, copies: list[Copy], base: Checkpoint | None, rules: MergeRules) -> None:
+    def __init__(
+        self, copies: list[Copy], base: Checkpoint | None, rules: MergeRules, warmth: float = 1.0
+    ) -> None:
         self._copies, self._base, self._rules = copies, base, rules
         self._leader = by_steps(copies)[0]
         self._buffers, _ = notes(self._leader.checkpoint)
         total = sum(copy.weight for copy in copies)
         self._shares = [copy.weight / total for copy in copies]
-        progress = rules.rule == "progress"
-        self._stride = progress_factor([copy.steps for copy in copies]) if progress else 1.0
+        steps = [copy.steps for copy in copies]
+        self._stride = progress_factor(steps, warmth) if rules.rule == "progress" else 1.0
         self._squares = np.zeros(len(copies))
         self._scratch = _Scratch()
         self._spare: SimpleQueue[Array] = SimpleQueue()  # chunks that have been written

@@ -23,7 +23,7 @@ class StoreConsolidator:
         self._store, self._doubted = store, set(doubted)
 
     def consolidate(
-        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
+        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules, warmth: float
     ) -> Consolidated:
         damaged = [c.attempt for c in inputs if self._is_damaged(c.weights)]
         whole = [c for c in inputs if c.attempt not in damaged]
@@ -38,7 +38,7 @@ class StoreConsolidator:
         scratch = self._store.scratch_path("merged")
         base_path = self._store.object_path(base) if base else None
         try:
-            merged = tensors.merge(copies, base_path, scratch, rules)
+            merged = tensors.merge(copies, base_path, scratch, rules, warmth)
         except CheckpointError as error:  # only a bad base, for what copies bring is refused
             raise StorageError(
                 f"{base_path}: {error}",

@@ -202,7 +202,7 @@ class NoWeights:
     """A consolidator for copies without weights."""
 
     def consolidate(
-        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
+        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules, warmth: float
     ) -> Consolidated:
         accepted = tuple(contribution.attempt for contribution in inputs)
         return Consolidated(accepted[-1], 0, accepted, ())

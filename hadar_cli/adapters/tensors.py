@@ -42,10 +42,15 @@ class Merged:
 
 
 def merge(
-    contributions: Sequence[Contribution], base: Path | None, out: Path, rules: MergeRules
+    contributions: Sequence[Contribution],
+    base: Path | None,
+    out: Path,
+    rules: MergeRules,
+    warmth: float = 1.0,
 ) -> Merged:
     """Merge what the copies made of ``base`` into ``out``, which the caller syncs and names.
 
+    ``warmth`` is the share of its full length that a longer stride has (``core.merging.warmth``).
     A contribution that fails a guard is left out with its reason. Raises CheckpointError only for
     a bad base, which is the head's own file, and StorageError when ``out`` cannot be written.
     """
@@ -55,7 +60,7 @@ def merge(
         digest, size, is_written = "", 0, False
         while copies:
             try:
-                digest, size, is_written = _blend(copies, origin, rules, out)
+                digest, size, is_written = _blend(copies, origin, rules, warmth, out)
                 break
             except Refused as refusal:
                 refused |= refusal.reasons
@@ -69,10 +74,10 @@ def merge(
 
 
 def _blend(
-    copies: list[Copy], base: Checkpoint | None, rules: MergeRules, out: Path
+    copies: list[Copy], base: Checkpoint | None, rules: MergeRules, warmth: float, out: Path
 ) -> tuple[str, int, bool]:
     """The result's digest and length, and whether it had to be written."""
-    blend = Blend(copies, base, rules)
+    blend = Blend(copies, base, rules, warmth)
     if copies[0].digest and blend.is_one_copy:
         blend.check_leader()
         return copies[0].digest, copies[0].checkpoint.bytes, False

@@ -191,7 +191,7 @@ class Consolidator(Protocol):
     """Merges the weights of a job's copies."""
 
     def consolidate(
-        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
+        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules, warmth: float
     ) -> Consolidated: ...
 
 

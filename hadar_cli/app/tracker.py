@@ -18,7 +18,7 @@ from hadar_cli.app.ports import (
     Observer,
 )
 from hadar_cli.core import events
-from hadar_cli.core.merging import copy_lr_scale
+from hadar_cli.core.merging import copy_lr_scale, warmth
 from hadar_cli.core.model import Mix
 from hadar_cli.core.policies.registry import Stint
 from hadar_cli.core.state import JobState, RunState
@@ -239,7 +239,9 @@ class Tracker:
         ]
         if not inputs:
             return
-        merged = self._consolidator.consolidate(inputs, job.weights, self._mix.merge)
+        rules, done = self._mix.merge, len(job.done)
+        warm = warmth(rules, done, job.job.target_steps)
+        merged = self._consolidator.consolidate(inputs, job.weights, rules, warm)
         self.record(
             events.WeightsMerged(
                 self._clock(),

@@ -14,9 +14,9 @@ from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
-_HURRIED = 0.025  # of the solo phase, where the other devices have nothing else to do
+_HURRIED = 0.015  # of the solo phase, where the other devices have nothing else to do
 # But not less than these: early updates turn too fast to be averaged, however long the job.
-_FIRST_STEPS = 100
+_FIRST_STEPS = 200
 _LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "nll", "wer", "fid")
 OUTLYING = 10.0  # an update this many times longer than the others' is no training
 
@@ -33,10 +33,11 @@ def n_eff(steps: Sequence[float]) -> float:
     return sum(steps) ** 2 / squares if squares else 1.0
 
 
-def progress_factor(steps: Sequence[int]) -> float:
+def progress_factor(steps: Sequence[int], warmth: float = 1.0) -> float:
     """The α that makes the mean go as far as the copy with most steps did: τ_max·Στ/Στ²."""
     squares = sum(tau * tau for tau in steps)
-    return max(steps) * sum(steps) / squares if squares else 1.0
+    full = max(steps) * sum(steps) / squares if squares else 1.0
+    return 1.0 + (full - 1.0) * warmth
 
 
 def outlying(steps: Sequence[int], lengths: Sequence[float]) -> list[int]:
@@ -86,14 +87,18 @@ def lr_scale(rule: str, n_eff: float) -> float:
 
 
 def copy_lr_scale(rules: MergeRules, expected: Sequence[int], done: int, target: int) -> float:
-    """The factor on the learning rate of copies that will bring ``expected`` steps to a merge.
-
-    It rises from one to its full height over the job's first ``warmup`` share of steps.
-    """
+    """The factor on the learning rate of copies that will bring ``expected`` steps to a merge."""
     full = lr_scale(rules.lr_scale, n_eff([steps for steps in expected if steps > 0]))
+    return 1.0 + (full - 1.0) * warmth(rules, done, target)
+
+
+def warmth(rules: MergeRules, done: int, target: int) -> float:
+    """What share of their full height the factors have, on learning rates and on merges' strides.
+
+    It rises from none to all over the job's first ``warmup`` share of steps.
+    """
     warm_steps = rules.warmup * target
-    warmed = min(1.0, done / warm_steps) if warm_steps else 1.0
-    return 1.0 + (full - 1.0) * warmed
+    return min(1.0, done / warm_steps) if warm_steps else 1.0
 
 
 def solo_steps(rules: MergeRules, target: int, others_idle: bool = False) -> int:

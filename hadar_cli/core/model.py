@@ -129,8 +129,8 @@ class MergeRules:
 
     rule: str = "progress"
     lr_scale: str = "linear"
-    warmup: float = 0.3
-    solo: float = 0.2
+    warmup: float = 0.5
+    solo: float = 0.33
     optimizer_state: str = "average"
     outer: OuterStep | None = None
     keep: str = "merged"  # at a job's end; "better": the last merge or its leader, by evaluation

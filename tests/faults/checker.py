@@ -190,7 +190,9 @@ class SimulatedRecount(Recount):
             trained = self._world.trained[attempt]
             self._check_lineage(attempt, trained, base)
             copies.append(weights.Trained(trained.base, trained.made, len(claimed)))
-        expected = weights.average(base, copies, self._world.mix.merge)
+        done_before = len(self.done[event.job]) - sum(copy.steps for copy in copies)
+        share_done = done_before / self._world.mix.jobs[event.job].target_steps
+        expected = weights.average(base, copies, self._world.mix.merge, share_done)
         max_steps = max(copy.steps for copy in copies)
         found = self._load(event.weights)
         is_right = np.allclose(found, expected, rtol=weights.ROUNDING)

@@ -87,7 +87,7 @@ class MemoryJournal:
 class Takes:
     """Merges nothing: accepts all."""
 
-    def consolidate(self, inputs: Any, base: str | None, rules: Any) -> Consolidated:
+    def consolidate(self, inputs: Any, *_: Any) -> Consolidated:
         return Consolidated("m" * 64, 9, tuple(i.attempt for i in inputs), ())
 
 

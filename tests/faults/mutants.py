@@ -225,10 +225,8 @@ def updates_fit_any_weights() -> AbstractContextManager[object]:
 def copies_weigh_the_same() -> AbstractContextManager[object]:
     real = StoreConsolidator.consolidate
 
-    def consolidate(
-        self: StoreConsolidator, inputs: Any, base: str | None, rules: Any
-    ) -> Consolidated:
-        return real(self, [replace(copy, steps=1) for copy in inputs], base, rules)
+    def consolidate(self: StoreConsolidator, inputs: Any, *more: Any) -> Consolidated:
+        return real(self, [replace(copy, steps=1) for copy in inputs], *more)
 
     return _instead(StoreConsolidator, "consolidate", consolidate)
 

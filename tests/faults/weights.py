@@ -95,11 +95,14 @@ def load(path: Path) -> Vector:
         return checkpoint.read(next(iter(checkpoint.tensors))).astype(np.float64)
 
 
-def average(base: Vector | None, copies: Sequence[Trained], rules: MergeRules) -> Vector:
-    """The merge by its definition, apart from the product's code."""
+def average(
+    base: Vector | None, copies: Sequence[Trained], rules: MergeRules, share_done: float = 1.0
+) -> Vector:
+    """The merge by its definition, apart from the product's code; so much was done before it."""
     steps = np.array([copy.steps for copy in copies], dtype=float)
     mean: Vector = np.average([copy.made for copy in copies], axis=0, weights=steps)
     if rules.rule == "mean" or base is None:
         return mean
     alpha = steps.max() * steps.sum() / (steps**2).sum()
-    return base + alpha * (mean - base)
+    longer = (alpha - 1) * min(1.0, share_done / rules.warmup)
+    return base + (1 + longer) * (mean - base)

@@ -192,7 +192,7 @@ def test_a_copy_that_may_round_hands_in_an_update_of_what_it_was_given(lab):
     whole, update = (lab.store.object_path(report.weights) for report in (first, second))
     assert {tensor.dtype for tensor in load_file(update).values()} == {torch.bfloat16}
     handed_in = [Contribution("b", 1, second.weights, 20, 8)]
-    merged = StoreConsolidator(lab.store).consolidate(handed_in, first.weights, MergeRules())
+    merged = StoreConsolidator(lab.store).consolidate(handed_in, first.weights, MergeRules(), 1.0)
     before, after = load_file(whole), load_file(lab.store.object_path(merged.weights))
     for name, difference in load_file(update).items():
         assert difference.any()

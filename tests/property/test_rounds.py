@@ -166,7 +166,7 @@ class RefusesAll:
     """A consolidator to which no weights are good enough, as those of a model that diverged."""
 
     def consolidate(
-        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules
+        self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules, warmth: float
     ) -> Consolidated:
         return Consolidated("", 0, (), tuple((copy.attempt, "not finite") for copy in inputs))
 

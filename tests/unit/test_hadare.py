@@ -60,6 +60,24 @@ def test_a_solo_job_gets_one_copy_and_no_more_than_its_solo_steps():
     assert HadarE().plan(busy) == []
 
 
+def test_a_job_that_may_have_few_copies_gets_the_fastest_devices():
+    stints = HadarE().plan(view({0: 1000}, job_0={"copies_that_pay": 2}))
+    assert {s.device for s in stints} == {"fast", "middle"}
+
+
+def test_who_is_at_work_takes_no_room_from_one_that_joins():
+    several = view(
+        {0: 1000},
+        devices=("middle", "slow"),
+        busy_s={"fast": 1.0},
+        current={"fast": 0},
+        job_0={"copies_that_pay": 2, "copies_active": 1},
+    )
+    stints = HadarE().plan(several)
+    assert {s.device for s in stints} == {"middle"}
+    assert stints[0].steps == pytest.approx(1000 / 3, rel=0.05), "the fast one does the rest"
+
+
 def test_quotas_fit_the_slot_with_headroom():
     shares = steps_by_device(HadarE(headroom=1.5).plan(view({0: 100_000}, seconds=10.0)), 0)
     assert shares == {"fast": 150, "middle": 75, "slow": 15}

@@ -13,6 +13,7 @@ from hadar_cli.core.merging import (
     outlying,
     progress_factor,
     solo_steps,
+    warmth,
 )
 from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError
@@ -73,6 +74,13 @@ def test_the_scale_rises_over_the_warm_up(done: int, scale: float) -> None:
     assert copy_lr_scale(rules, [7, 0, 7, 7], done, 1000) == pytest.approx(scale)
 
 
+def test_the_stride_of_a_merge_rises_over_the_warm_up() -> None:
+    steps, rules = [80, 30, 10], MergeRules(warmup=0.5)
+    full = progress_factor(steps)
+    strides = [progress_factor(steps, warmth(rules, done, 1000)) for done in (0, 250, 500, 900)]
+    assert strides == pytest.approx([1.0, (1 + full) / 2, full, full])
+
+
 def test_without_warm_up_the_scale_is_full_at_once() -> None:
     rules = MergeRules(lr_scale="sqrt", warmup=0.0)
     assert copy_lr_scale(rules, [5] * 4, 0, 1000) == 2.0
@@ -83,8 +91,8 @@ def test_the_first_step_at_least_is_done_alone() -> None:
     assert solo_steps(MergeRules(solo=0.02), 1000) == 20
     assert solo_steps(MergeRules(solo=0.0), 1000) == 1
     assert solo_steps(MergeRules(solo=0.1), 600, others_idle=True) == 60
-    assert solo_steps(MergeRules(solo=0.1), 3000, others_idle=True) == 100
-    assert solo_steps(MergeRules(solo=0.1), 80_000, others_idle=True) == 200
+    assert solo_steps(MergeRules(solo=0.1), 3000, others_idle=True) == 200
+    assert solo_steps(MergeRules(solo=0.1), 200_000, others_idle=True) == 300
 
 
 def test_unknown_lr_scale_names_the_nearest() -> None:

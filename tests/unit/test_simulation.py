@@ -223,7 +223,7 @@ def test_jobs_that_are_to_come_do_not_lengthen_a_round():
 
 
 def test_an_errand_brings_no_weights_and_costs_no_sync():
-    world = make_world(make_mix([200]), costs=Costs(start_s=2.0, sync_s=5.0))
+    world = make_world(make_mix([1000]), costs=Costs(start_s=2.0, sync_s=5.0))
     world.loop.run()
     took = {
         world.state.started[event.attempt].purpose: event.save_s

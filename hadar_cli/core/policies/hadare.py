@@ -89,7 +89,7 @@ class HadarE:
 
     def _share_out_pools(self, jobs: list[JobView], rates: Matrix, warm: BoolArray) -> Matrix:
         seconds = share_out(np.array([float(job.free_steps) for job in jobs]), rates, warm)
-        return np.where(_has_room(jobs, seconds * rates), seconds, 0.0)
+        return np.where(_has_room(jobs, seconds * rates, np.zeros_like(warm)), seconds, 0.0)
 
     def _share_out(
         self,
@@ -115,7 +115,7 @@ class HadarE:
 
         fluid = forked_optimum(steps, rates * np.where(warm, 1.0, 1.0 - self.stickiness), busy_s)
         may = (fluid.seconds > 0) | (warm & (rates > 0))
-        may &= _has_room(jobs, fluid.seconds * rates)
+        may &= _has_room(jobs, fluid.seconds * rates, warm & (busy_s > 0))
         plan = solve(may)
         if rates.size > _THINNED:
             return plan.seconds
@@ -140,12 +140,13 @@ class HadarE:
         return kept
 
 
-def _has_room(jobs: list[JobView], steps: Matrix) -> BoolArray:
-    """Jobs × devices: where copies may start; the largest shares if not all of them may."""
+def _has_room(jobs: list[JobView], steps: Matrix, at_work: BoolArray) -> BoolArray:
+    """Jobs × devices: where copies are at work or may start, the largest shares if not all may."""
     room = np.ones(steps.shape, dtype=np.bool_)
     for j, job in enumerate(jobs):
         if job.room is not None:
-            room[j, np.argsort(-steps[j], kind="stable")[job.room :]] = False
+            by_share = np.lexsort((-steps[j], ~at_work[j]))
+            room[j, by_share[np.count_nonzero(at_work[j]) + job.room :]] = False
     return room
 
 
