@@ -10,6 +10,7 @@ from bench.quality.plan import (
     AT_BEST_RATE,
     DEFAULT,
     FEWER,
+    FURTHER,
     HELD_OUT,
     JUDGED,
     MORE_TUNING,
@@ -61,12 +62,13 @@ def main() -> None:
         print(judgement(results, HELD_OUT[:2]))
         return
     if not args.page:
+        measure(tasks((UNFORKED, DEFAULT), FURTHER), results, args.processes)
         measure(tasks(JUDGED, HELD_OUT), results, args.processes)
         measure(tasks(TUNING, TUNED), results, args.processes)
         measure(tasks(MORE_TUNING, FEWER), results, args.processes)
         measure(at_best_rates(results), results, args.processes)
     args.out.write_text(page(results))
-    print(judgement(results, HELD_OUT))
+    print(judgement(results, HELD_OUT, FURTHER))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from bench.quality.plan import (
     DEFAULT,
     FASTEST,
     FEWER,
+    FURTHER,
     HELD_OUT,
     IN_MIX,
     JUDGED,
@@ -56,8 +57,9 @@ def page(results: Results) -> str:
                     merging=_percent(MERGING),
                     tuned=_list(TUNED),
                     held_out=_list(HELD_OUT),
+                    further=_list(FURTHER),
                 ),
-                "## Held-out seeds\n\n" + judgement(results, HELD_OUT),
+                "## Held-out seeds\n\n" + judgement(results, HELD_OUT, FURTHER),
                 "## Beside the paper's table\n\n" + _beside_the_paper(results),
                 "## What each rule does\n\n" + _changes(results),
                 "## Merged or leader\n\n" + _merged_or_leader(results),
@@ -69,17 +71,18 @@ def page(results: Results) -> str:
     )
 
 
-def judgement(results: Results, seeds: Sequence[int]) -> str:
+def judgement(results: Results, seeds: Sequence[int], further: Sequence[int] = ()) -> str:
     """Losses of unforked training, and the others' as multiples of them."""
     recipes = (IN_MIX, DEFAULT, PLAIN, FASTEST)
+    judges = {recipe.name: seeds for recipe in recipes} | {DEFAULT.name: (*seeds, *further)}
     ratios = {
-        recipe.name: [_ratio(results, workload, recipe, seeds) for workload in STEPS]
+        recipe.name: [_ratio(results, workload, recipe, judges[recipe.name]) for workload in STEPS]
         for recipe in recipes
     }
     rows = [
         [
             CATALOG[workload].short,
-            _spread(_losses(results, workload, UNFORKED, seeds), 4),
+            _spread(_losses(results, workload, UNFORKED, judges[DEFAULT.name]), 4),
             _percent(fmean(forked_in_mix(workload, s) for s in seeds) / steps_in_mix(workload)),
             *(str(ratios[recipe.name][row]) for recipe in recipes),
         ]
@@ -135,8 +138,8 @@ def _changes(results: Results) -> str:
         rows.append([recipe.name, *map(str, ratios), worst])
     heading = ["loss ÷ unforked", *(CATALOG[w].short for w in STEPS), "worst"]
     note = (
-        f"A lone job as above, on the tuned seeds ({_list(TUNED)}). From `rule: mean` on, each row "
-        "is that one with one rule changed."
+        f"A lone job as above, on the tuned seeds ({_list(TUNED)}). Each row but the plain mean's "
+        "is HadarE with one rule changed."
     )
     left = f"\n\nNot measured yet: {', '.join(unmeasured)}." if unmeasured else ""
     return f"{note}\n\n{_table(heading, rows)}{left}"
@@ -311,7 +314,9 @@ is the standard error of a ratio (jackknife over seeds), and the standard deviat
 everything else. A number in brackets says of how many seeds a ratio is, where some have not been
 measured.
 
-Defaults were looked for on seeds {tuned} only. Seeds {held_out} judge them."""
+Defaults were looked for on other seeds than {held_out}, which judge them; of a lone job
+under HadarE, and unforked, {further} judge as well. The tables of rules are of
+seeds {tuned}."""
 
 _PAPER_NOTE = """The paper reports HadarE better on all five, by one run each of full-size models,
 without saying how far runs differ by chance. What it does with the copies is our "plain mean". The
