@@ -95,7 +95,7 @@ MERGE_FIELDS = {
     "warmup": "The first share of the steps, in which that factor, and the length that `progress` "
     "adds to a merge, rise to their full size.",
     "solo": "The first share of the steps, which one device does alone; where others would idle "
-    "meanwhile, 200 steps of it, or 1.5 % of it if that is more.",
+    "meanwhile, 250 steps of it, or 1.25 % of it if that is more.",
     "optimizer_state": "Averaged, the busiest copy's, or begun anew.",
     "outer": "An outer Nesterov step of `lr` and `momentum`, as in DiLoCo.",
     "keep": "At a job's end: `merged`, or by its evaluation the `better` of the last merge and "

@@ -14,9 +14,9 @@ from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import InputError, nearest
 
 LR_SCALES = ("none", "sqrt", "linear")
-_HURRIED = 0.015  # of the solo phase, where the other devices have nothing else to do
+_HURRIED = 0.0125  # of the solo phase, where the other devices have nothing else to do
 # But not less than these: early updates turn too fast to be averaged, however long the job.
-_FIRST_STEPS = 200
+_FIRST_STEPS = 250
 _LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "distance", "nll", "wer", "fid")
 OUTLYING = 10.0  # an update this many times longer than the others' is no training
 

@@ -130,7 +130,7 @@ class MergeRules:
     rule: str = "progress"
     lr_scale: str = "linear"
     warmup: float = 0.5
-    solo: float = 0.33
+    solo: float = 0.4
     optimizer_state: str = "average"
     outer: OuterStep | None = None
     keep: str = "merged"  # at a job's end; "better": the last merge or its leader, by evaluation

@@ -91,8 +91,8 @@ def test_the_first_step_at_least_is_done_alone() -> None:
     assert solo_steps(MergeRules(solo=0.02), 1000) == 20
     assert solo_steps(MergeRules(solo=0.0), 1000) == 1
     assert solo_steps(MergeRules(solo=0.1), 600, others_idle=True) == 60
-    assert solo_steps(MergeRules(solo=0.1), 3000, others_idle=True) == 200
-    assert solo_steps(MergeRules(solo=0.1), 200_000, others_idle=True) == 300
+    assert solo_steps(MergeRules(solo=0.1), 3000, others_idle=True) == 250
+    assert solo_steps(MergeRules(solo=0.1), 240_000, others_idle=True) == 300
 
 
 def test_unknown_lr_scale_names_the_nearest() -> None:
