@@ -230,39 +230,12 @@ def where_time_went(summary: RunSummary) -> Figure:
 
 def throughput(summary: RunSummary) -> Figure:
     """Measured over estimated speed, a point for each pair; on the diagonal they agree."""
-    jobs = [job.name for job in summary.jobs]
     devices = [device.name for device in summary.devices]
-    data: list[Trace] = []
-    for job in dict.fromkeys(pair.job for pair in summary.rates):
-        pairs = [pair for pair in summary.rates if pair.job == job]
-        place = jobs.index(job)
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": label(job),
-                "x": [pair.estimated_steps_per_s for pair in pairs],
-                "y": [pair.steps_per_s for pair in pairs],
-                "text": [label(pair.device) for pair in pairs],
-                "marker": {
-                    "size": 12,
-                    "color": colour(place),
-                    "symbol": [
-                        SYMBOLS[devices.index(pair.device) % len(SYMBOLS)] for pair in pairs
-                    ],
-                    "line": {"width": 1, "color": GREY},
-                },
-                "hovertemplate": "%{text}: formula %{x:.3g}/s, measured %{y:.3g}/s",
-            }
-        )
-    data += [_shape_of(device, i) for i, device in enumerate(devices)]
-    speeds = [s for pair in summary.rates for s in (pair.steps_per_s, pair.estimated_steps_per_s)]
-    ends = [0.8 * min(speeds), 1.25 * max(speeds)]
-    line = {"color": GREY, "dash": "dash", "width": 1.5}
-    data.append(
-        {"type": "scatter", "mode": "lines", "name": "equal", "x": ends, "y": ends, "line": line}
-        | {"hoverinfo": "skip"}
-    )
+    data = [
+        *_speeds_of_jobs(summary, devices),
+        *(_shape_of(device, i) for i, device in enumerate(devices)),
+        _diagonal([s for p in summary.rates for s in (p.steps_per_s, p.estimated_steps_per_s)]),
+    ]
     factors = sorted(
         max(p.steps_per_s / p.estimated_steps_per_s, p.estimated_steps_per_s / p.steps_per_s)
         for p in summary.rates
@@ -292,6 +265,42 @@ def throughput(summary: RunSummary) -> Figure:
         ],
         "Colours are jobs, shapes are devices.",
     )
+
+
+def _speeds_of_jobs(summary: RunSummary, devices: list[str]) -> Iterator[Trace]:
+    """A job's points have its colour, and each the shape of its device."""
+    jobs = [job.name for job in summary.jobs]
+    for job in dict.fromkeys(pair.job for pair in summary.rates):
+        pairs = [pair for pair in summary.rates if pair.job == job]
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": label(job),
+            "x": [pair.estimated_steps_per_s for pair in pairs],
+            "y": [pair.steps_per_s for pair in pairs],
+            "text": [label(pair.device) for pair in pairs],
+            "marker": {
+                "size": 12,
+                "color": colour(jobs.index(job)),
+                "symbol": [SYMBOLS[devices.index(pair.device) % len(SYMBOLS)] for pair in pairs],
+                "line": {"width": 1, "color": GREY},
+            },
+            "hovertemplate": "%{text}: formula %{x:.3g}/s, measured %{y:.3g}/s",
+        }
+
+
+def _diagonal(speeds: list[float]) -> Trace:
+    ends = [0.8 * min(speeds), 1.25 * max(speeds)]
+    line = {"color": GREY, "dash": "dash", "width": 1.5}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "equal",
+        "x": ends,
+        "y": ends,
+        "line": line,
+        "hoverinfo": "skip",
+    }
 
 
 def _shape_of(device: str, position: int) -> Trace:
