@@ -133,6 +133,12 @@ def write(found: Measured, text: Text) -> None:
         f"of four; slots of 360 s, 10 s for each start on new devices. Batches: "
         f"{', '.join(found.batches)}. Means over the batches; ± is half the range."
     )
+    _compare(found, text)
+    _draw(found, text)
+    _explain(found, text)
+
+
+def _compare(found: Measured, text: Text) -> None:
     hadar = found.outcomes["hadar"]
     rows = []
     for policy, each in found.outcomes.items():
@@ -167,6 +173,9 @@ def write(found: Measured, text: Text) -> None:
         ),
         rows,
     )
+
+
+def _draw(found: Measured, text: Text) -> None:
     share = [n / 100 for n in range(101)]
     longest = max(one.ttd_h for each in found.outcomes.values() for one in each[:1])
     text.picture(
@@ -195,7 +204,6 @@ def write(found: Measured, text: Text) -> None:
             },
         ),
     )
-    _explain(found, text)
 
 
 def _explain(found: Measured, text: Text) -> None:
