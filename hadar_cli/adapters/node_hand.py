@@ -43,6 +43,7 @@ LEASE_S = 20.0
 _SILENT, _DEAD_LINK, _GONE = 3, 7, 12
 _PAUSES_S = (0.1, 0.3, 1.0, 2.0, 3.0)  # between attempts to mend; the last one repeats
 _RETURN_EVERY_S = 5.0  # a node that is gone is looked for
+_STILL_OPENING_S = 3.0  # as long is waited for it when the run ends
 _LATE_S = 150.0  # past its deadline: longer than the supervisor waits before it ends the copy
 _TRIES = 3  # to send an order or fetch a result, before the copy is given up
 _MOST_REFUSALS = 3  # of orders, in a row; a node that takes none is left until it can be opened
@@ -166,7 +167,15 @@ class NodeHand:
         if not self._closing.is_set():
             self._closing.set()
             self._do(self._stop, grace_s)
+            # One that has never answered has nothing to end, and may take a minute to fail.
+            hurry = threading.Timer(_STILL_OPENING_S, self._abandon_opening)
+            hurry.start()
             self._thread.shutdown(wait=True)
+            hurry.cancel()
+
+    def _abandon_opening(self) -> None:
+        if not self._was_open:
+            self._connection.abort()
 
     # -- on the node's thread: the connection ------------------------------------------------
 

@@ -38,7 +38,8 @@ class Errands:
         """
         for job in self._tracker.state.unmeasured:
             devices = idle()
-            if job.errands or not devices:
+            is_asked = any(errand.purpose != "prepare" for errand in job.errands.values())
+            if is_asked or not devices:
                 continue
             warm = [device for device in devices if self._held.warm.get(device) == job.job.id]
             device = max(warm or devices, key=lambda d: self._rates.rate(job.job.id, d))

@@ -170,7 +170,10 @@ class RoundLoop:
             return False
         if held.training:  # those that are late are waited for only if there is nothing else to do
             return not self._round.has_trained
-        # Errands may be all there is to do: another round would only wait for them too.
+        # Errands may be all there is to do: another round would only wait for them too. But once
+        # all is trained and measured, nobody needs the processes that are yet to start.
+        if not self._state.unfinished and not self._state.unmeasured:
+            return False
         return bool(held.errands) and not (self._round.has_trained and self._state.unfinished)
 
     def _next_look(self) -> float:

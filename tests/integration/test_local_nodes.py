@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hadar_cli.adapters.agent_link import AgentLink
 from hadar_cli.adapters.consolidation import StoreConsolidator
 from hadar_cli.adapters.executor import NodeExecutor
 from hadar_cli.adapters.local import LocalConnection
@@ -478,3 +480,22 @@ def test_a_supervisor_that_could_leave_no_word_is_its_disks_fault(lab: Lab) -> N
     [failed] = collect(executor, 1)
     assert isinstance(failed, Failed) and failed.node_fault
     assert failed.why == "nothing can be written there: Is a directory"
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_node_that_never_answers(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mute = lab.tmp_path / "python"
+    mute.write_text("#!/bin/sh\nexec sleep 3600\n")
+    mute.chmod(0o700)
+    lab.node = replace(lab.node, python=str(mute))
+    ask = AgentLink.ask
+    monkeypatch.setattr(
+        AgentLink, "ask", lambda link, do, _=None, **rest: ask(link, do, 600, **rest)
+    )
+    executor = lab.open()
+    executor.start(order("a1", (0, 10), job=lab.job(TRAINS)))
+    ending = threading.Thread(target=executor.stop, args=(0.0,), daemon=True)
+    ending.start()
+    ending.join(60)
+    assert not ending.is_alive()

@@ -22,8 +22,9 @@ from hadar_cli.adapters.simulation import (
     simulate,
 )
 from hadar_cli.adapters.traces import SPREAD, Throughputs
+from hadar_cli.app.ports import CopyOrder
 from hadar_cli.cli.simulate import split_policies
-from hadar_cli.core.events import CopyFinished
+from hadar_cli.core.events import CopyFinished, CopyLost
 from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
 from hadar_cli.errors import InputError
 from hadar_cli.report.comparison import show, spread_over
@@ -232,3 +233,20 @@ def test_an_errand_brings_no_weights_and_costs_no_sync():
     }
     assert took["train"] == 5.0
     assert took["prepare"] == 0.0
+
+
+def test_a_run_does_not_wait_for_a_process_that_nobody_needs_any_more():
+    world = make_world(make_mix([1000]), costs=Costs(start_s=2.0, sync_s=5.0))
+    start, lost = world.executor.start, []
+
+    def start_but_one(order: CopyOrder) -> None:
+        if not lost and not order.steps and not order.evaluate:
+            lost.append(order.attempt)  # its node never answers
+        else:
+            start(order)
+
+    world.executor.start = start_but_one
+    world.loop.run()
+    ended = {e.attempt for e in world.journal.events if isinstance(e, CopyFinished | CopyLost)}
+    assert lost and lost[0] not in ended
+    assert world.state.finished
