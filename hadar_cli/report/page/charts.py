@@ -136,9 +136,12 @@ def _limits(record: RunRecord, clock: Clock) -> tuple[list[Trace], list[Trace]]:
     if record.facts.forecast:
         times["forecast"] = record.facts.forecast.ttd_s
     known = {words: clock.at(t) for words, t in times.items() if t}
-    return [mark(x, words) for words, x in known.items()], [
-        upright_line(x, "dash", 1.5) for x in known.values()
+    # One above the other at the bottom, where the curves have left, for they may lie close.
+    marks = [
+        mark(x, f"{words} ", 0.02 + 0.07 * i) | {"xanchor": "right"}
+        for i, (words, x) in enumerate(known.items())
     ]
+    return marks, [upright_line(x, "dash", 1.5) for x in known.values()]
 
 
 # -- where the time went -------------------------------------------------------------------------
