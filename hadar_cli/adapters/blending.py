@@ -48,7 +48,7 @@ from hadar_cli.core.merging import outlying, progress_factor
 from hadar_cli.core.model import MergeRules
 
 CHUNK = 1 << 18  # elements that a thread merges at a time, few enough to be hashed in the cache
-BLOCK = 1 << 16  # elements worked on at once: they stay in the processor's cache
+BLOCK = 1 << 17  # elements worked on at once: they stay in the processor's cache
 THREADS = min(4, os.cpu_count() or 1)
 
 WIDE = np.dtype(np.float64)
@@ -270,7 +270,9 @@ class Blend:
         """Moves on from the base by the mean update, longer or with momentum: the weights then,
         or that momentum, whichever ``tensor`` is."""
         outer = self._rules.outer
-        step = np.subtract(origin, mean, out=mean)
+        here = self._array("here", origin.size, WIDE)
+        np.copyto(here, origin)  # a cast of its own, as for the mean
+        step = np.subtract(here, mean, out=mean)
         step *= self._stride
         if outer:
             momentum = self._momentum(weight, start, step.size)
@@ -280,7 +282,7 @@ class Blend:
                 return self._bounded(tensor, momentum, origin)
             step += np.multiply(momentum, outer.momentum, out=momentum)  # Nesterov looks ahead
             step *= outer.lr
-        np.subtract(origin, step, out=step)
+        np.subtract(here, step, out=step)
         return self._bounded(weight, step, origin)
 
     def _momentum(self, weight: Tensor, start: int, size: int) -> Floats:
@@ -298,6 +300,9 @@ class Blend:
     def _bounded(self, tensor: Tensor, values: Floats, origin: Array) -> Floats:
         """Kept within the range of the type, where an update could leave it."""
         limit = FLOAT_MAX[tensor.dtype]
+        square = _square(values)  # one look at all of them; a closer one where it is large
+        if math.isfinite(square) and square <= limit * limit:
+            return values
         if not -limit <= values.min() <= values.max() <= limit:
             if not _finite(origin):
                 raise CheckpointError(f"the base has NaN or Inf in {quote(tensor.name)}")
