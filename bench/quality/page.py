@@ -321,8 +321,7 @@ seeds {tuned}."""
 _PAPER_NOTE = """The paper reports HadarE better on all five, by one run each of full-size models,
 without saying how far runs differ by chance. What it does with the copies is our "plain mean". The
 two halves of the table cannot be compared with each other: other data, other sizes of model. Where
-no copy was ever forked, both columns show the shorter unforked training of the first table: hence
-LM's spread."""
+no copy was ever forked, both columns show the shorter unforked training of the first table."""
 
 _REASONS = """- **`rule: progress`** is better than the mean on all five workloads at their own
   rates. At the best base rates it is better for IC, LM and LT, and 1 to 2 % worse for RS and MM.
