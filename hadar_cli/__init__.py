@@ -7,13 +7,15 @@ nothing: what training scripts want of it is loaded on first use, because it pul
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["huggingface", "lightning", "training"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "training":
-        return import_module("hadar_cli.node.training").training
     if name in __all__:
-        return import_module(f"hadar_cli.node.{name}")
+        import_module("hadar_cli.node.network").hide_torch_variables()
+    if name == "training":
+        return import_module("hadar_cli.node.training.context").training
+    if name in __all__:
+        return import_module(f"hadar_cli.node.training.frameworks.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -70,3 +70,18 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name closest to ``word``, for "did you mean" messages."""
     matches = get_close_matches(word, list(known), n=1, cutoff=0.5)
     return matches[0] if matches else None
+
+
+def unknown(
+    problem: str,
+    word: str,
+    known: Iterable[str],
+    *,
+    field: str | None = None,
+    fix: str | None = None,
+) -> InputError:
+    """The error about a ``word`` that is none of the ``known`` names: it tells the nearest."""
+    names = list(known)
+    hint = nearest(word, names)
+    problem += f"; did you mean {hint!r}?" if hint else ""
+    return InputError(problem, field=field, fix=fix or f"choose from: {', '.join(names)}")

@@ -1,6 +1,7 @@
 """The reference part of the documentation, made from the code when the site is built.
 
-An mkdocs hook (see mkdocs.yml). Names, types, limits, defaults and exit codes are asked of the
+An mkdocs hook (see mkdocs.yml); `scripts/schemas` writes the same pages to docs/reference, for
+readers of the repository. Names, types, limits, defaults and exit codes are asked of the
 program itself; only the meaning of fields is written here, and a field without one, or a meaning
 without its field, stops the build.
 """
@@ -23,17 +24,20 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hadar_cli import errors  # noqa: E402
-from hadar_cli.adapters import config  # noqa: E402
-from hadar_cli.adapters.fields import Document, Spot  # noqa: E402
+from hadar_cli import policies as registry  # noqa: E402
 from hadar_cli.cli.main import app  # noqa: E402
 from hadar_cli.cli.schemas import outputs  # noqa: E402
+from hadar_cli.config import inventory, slurm  # noqa: E402
+from hadar_cli.config import mixes as config  # noqa: E402
+from hadar_cli.config.fields import Document, Spot  # noqa: E402
 from hadar_cli.core import model  # noqa: E402
-from hadar_cli.core.policies import registry  # noqa: E402
+from hadar_cli.core.slurm import SlurmRequest  # noqa: E402
 from hadar_cli.workloads import CATALOG  # noqa: E402
 
 NODE_FIELDS = {
     "name": "What the node is called, in every table and log.",
-    "host": "`local` for this computer, an ssh_config name, or `user@host`.",
+    "host": "`local` for this computer, an ssh_config name, `user@host`, or `kubectl:POD` for a "
+    "pod of Kubernetes.",
     "port": "Its SSH port; else what ssh_config says, or 22.",
     "user": "The login there; else what ssh_config says, or yours.",
     "identity_file": "The private key to log in with; else the agent's and the usual files.",
@@ -48,13 +52,35 @@ NODE_FIELDS = {
     "hours": "Only train within these hours, by the node's own clock.",
     "price_per_hour": "What the node costs, in any currency: forecasts then tell the cost.",
     "enabled": "`false` leaves the node out.",
+    "network": "Jobs of several devices may span the nodes with the same name here, whose network "
+    "is trusted; else only devices of one machine.",
+    "address": "Where the others of its network reach the node; `host` by default.",
+    "slurm": "Slurm allots the node, by [this request](#slurm); `host` is then the login node, or "
+    "`local` on it.",
     "emulate": "`{ speed = 0.5 }` paces training to this share of one core: for trying out only.",
+}
+SLURM_FIELDS = {
+    "time": "The time limit of an allocation. Shorter ones start sooner, and are renewed.",
+    "partition": "sbatch's `--partition`.",
+    "account": "sbatch's `--account`.",
+    "qos": "sbatch's `--qos`.",
+    "gres": "sbatch's `--gres`. GPUs of a known type (`gpu:a100:2`) need no `gpus`.",
+    "constraint": "sbatch's `--constraint`.",
+    "cpus": "sbatch's `--cpus-per-task`.",
+    "mem": "sbatch's `--mem`.",
+    "options": 'More options of sbatch, as they are: `["--exclusive"]`.',
+    "setup": "Shell lines that run in a login shell before Python is started: `module load cuda`.",
+    "renew": "Ask for another allocation when one ends; on unless `false`.",
+    "bin": "Where Slurm's commands are on the login node, if not in its PATH.",
+    "conf": "The slurm.conf that they are to use, if not the usual one.",
 }
 GPU_FIELDS = {
     "model": "Its name. For known models nothing else is needed.",
     "tflops": "Tensor TFLOPS, for a model that is not in the table.",
     "vram_gb": "Memory in GB, for a model that is not in the table.",
     "pcie": "The PCIe generation.",
+    "index": "Which card of the machine, as nvidia-smi counts; by default its place in this list.",
+    "uuid": "Which card, or which part of one (MIG), by the name that `nvidia-smi -L` shows.",
 }
 MIX_FIELDS = {
     "name": "What the mix is called; the file's name by default.",
@@ -62,11 +88,13 @@ MIX_FIELDS = {
     "policy": "Who decides: a name, or a table of `name` and the policy's fields.",
     "merge": "How copies become one model: a table, or `paper`.",
     "seed": "Orders the data and seeds the models.",
+    "data": "The data of jobs that name none.",
     "jobs": "The jobs, a list.",
 }
 JOB_FIELDS = {
     "workload": "One of the built-in workloads, by its name or the paper's short one.",
     "script": "Your own training script instead, relative to the mix.",
+    "module": "Or a module of your project, run as by `python -m`: `package.train`.",
     "name": "What the job is called; the workload's or the script's name by default.",
     "count": "So many jobs alike, named `name-1`, `name-2`, …",
     "epochs": "How long to train, in passes over the data.",
@@ -75,19 +103,48 @@ JOB_FIELDS = {
     "batch_size": "Samples in a mini-batch.",
     "model_size": "For the first estimate of speed only.",
     "dataset_size": "For the first estimate of speed only.",
-    "gpus": "How many devices it takes at once, under policies that do not fork.",
+    "gpus": "How many devices it takes at once, under policies that do not fork. A range such as "
+    "`1..8`, or `auto`, lets the policy `hadar` choose, and change that where it pays.",
     "elastic": "It may also run on fewer.",
+    "shares": "What each of them takes of a mini-batch: `proportional` to what it can do, or "
+    "`equal`.",
+    "mode": "How `hadare` uses many devices: `share` every step among those that reach each other, "
+    "`merge` copies that train apart, `alone`, or `auto`: steps of 0.1 s and more are shared by "
+    "the devices of one node, and, as long as a job is not to be forked yet, by all that reach "
+    "each other; other copies are merged.",
     "arrives_s": "It comes so many seconds after the start.",
     "preset": "`paper` is the paper's model and data, `tiny` a small one on synthetic data.",
-    "args": "Arguments of the script.",
-    "sync": "A folder that is sent along with the script; by default the script's own.",
+    "args": "Arguments of the script: a list of words and numbers, or one line as in a shell.",
+    "sync": "The folder that travels and is the working directory; by default the script's project "
+    "folder: the nearest one above it with a `.git` or `pyproject.toml`, else its own.",
     "setup": "A shell command that runs once on each node before the job's first copy.",
     "env": "Environment variables of its copies.",
-    "retry": "How often in a row it may fail before the run stops.",
+    "priority": "Jobs of a higher one are given devices first; 0 by default. `hadar priority` "
+    "changes it while the run goes on.",
+    "grid": "A sweep: a trial for every combination of these values of arguments, or of variables "
+    "(`env.NAME`). See [Sweeps](../guide/sweeps.md).",
+    "sample": "A sweep of drawn values: `{log: [a, b]}`, `{uniform: [a, b]}`, `{int: [a, b]}`, or "
+    "a list.",
+    "trials": "How many to draw.",
+    "promote": "`{metric, keep: 3, rungs}`: of the trials that reach a rung, one in `keep` trains "
+    "on.",
+    "stop": "`{metric, patience, every}`: ends the job when it has not become better for so many "
+    "measurements.",
+    "retry": "How often in a row it may fail on a device before it is no longer given to it. It "
+    "has failed when no device is left: the others go on, and the run exits with 3.",
+    "min_vram_gb": "GPUs with less memory are not given the job. Without it, a job that runs out "
+    "of memory is tried there with smaller micro-batches, then not at all.",
+    "higher_is_better": "Whether more of the first figure that its evaluation returns is better. "
+    "Without it, the script says so, or else known names (`accuracy`, `f1`, `loss`, `wer` …) do, "
+    "as whole words; of others nothing is concluded.",
     "fork": "How many copies may train at once: `auto`, `never` or a number.",
     "max_duration": "How long it may train, not counting the time it waits. Then it ends with what "
     "it has: the report says so, and the run exits with 3.",
-    "data_dir": "Where its data is, on the nodes.",
+    "data": "Paths here, files or folders, that are sent once to every node and found at the same "
+    "place in the working directory, and in `HADAR_DATA`; several are divided by a colon.",
+    "venv": "A requirements file or pyproject.toml: every node makes a virtual environment of it, "
+    "once, on top of its own Python, and the job's copies run with that.",
+    "data_dir": "Where its data is, on the nodes; a script finds it in `HADAR_DATA`.",
 }
 MERGE_FIELDS = {
     "rule": "`progress`, which goes as far as the copy with most steps, or the `mean` by steps.",
@@ -98,10 +155,11 @@ MERGE_FIELDS = {
     "meanwhile, 250 steps of it, or 1.25 % of it if that is more.",
     "optimizer_state": "Averaged, the busiest copy's, or begun anew.",
     "outer": "An outer Nesterov step of `lr` and `momentum`, as in DiLoCo.",
-    "keep": "At a job's end: `merged`, or by its evaluation the `better` of the last merge and "
-    "its leader, the copy with most steps.",
-    "hand_in": "`full`, or `bf16`: forked copies that use `training` hand in updates, rounded "
-    "to bfloat16. It halves what the head pulls; it still pushes whole checkpoints.",
+    "hand_in": "`full`, or what forked copies that use `training` hand in updates as: `bf16`, or "
+    "`int8` or `int4` with a scale for every 128 weights; what these two round off is added to the "
+    "copy's next update. The head still pushes whole checkpoints.",
+    "optimizer_every": "The optimizer's state travels with every so many merges of forked copies, "
+    "up and down; in between each copy keeps its own, and one that starts gets the last.",
     "every_s": "Between merges: seconds, `auto`, or `slot` for its end only.",
 }
 
@@ -109,7 +167,10 @@ MERGE_FIELDS = {
 def on_files(files: Files, config: Any) -> Files:
     """mkdocs calls this when it has found all pages: here are more."""
     for name, make in PAGES.items():
-        files.append(File.generated(config, f"reference/{name}.md", content=make()))
+        page = File.generated(config, f"reference/{name}.md", content=make())
+        if written := files.get_file_from_path(page.src_uri):
+            files.remove(written)
+        files.append(page)
     for script in sorted((ROOT / "examples").rglob("*.py")):
         files.append(
             File.generated(config, str(script.relative_to(ROOT)), abs_src_path=str(script))
@@ -183,10 +244,27 @@ def nodes() -> str:
 The inventory: which machines hadar may train on. `hadar init` writes a starter. Every machine is a
 `[[node]]`; what is the same for all of them may stand once under `[defaults]`.
 """
-    fields = {"name": config._NAME, **config._DEFAULTS}
+    fields = {"name": inventory.NAME, **inventory._DEFAULTS}
     node = _table(fields, NODE_FIELDS, _defaults(model.Node))
-    gpu = _table(_inside(config._GPU), GPU_FIELDS, _defaults(model.Gpu))
-    return f"{top}\n## A node\n\n{node}\n\n## An entry of `gpus`\n\n{gpu}\n"
+    gpu = _table(_inside(inventory._GPU), GPU_FIELDS, _defaults(model.Gpu))
+    request = _table(slurm.FIELDS, SLURM_FIELDS, _defaults(SlurmRequest))
+    return f"""{top}
+## A node
+
+{node}
+
+## An entry of `gpus`
+
+{gpu}
+
+## Slurm
+
+Either as the table `slurm` of a node, or in a block that is many nodes: `[slurm]`, or several
+`[[slurm]]`. A block has a `name`, a `count` (with more than one, nodes are `name-1`, `name-2`, …),
+these fields, and those of a node. [The guide](../guide/slurm.md).
+
+{request}
+"""
 
 
 def mixes() -> str:
@@ -282,8 +360,11 @@ def _wanted(error: errors.InputError) -> Iterator[str]:
 
 
 def policies() -> str:
-    parts = ["# Policy fields\n", "Set them in the mix (`policy: {name: hadar, theta: 0.8}`) or as"]
-    parts.append("`--policy hadar:theta=0.8`. [Which policy does what](../policies.md).\n")
+    parts = [
+        "# Policy fields\n",
+        "Set them in the mix (`policy: {name: hadar, reserve: 0.1}`) or as",
+    ]
+    parts.append("`--policy hadar:reserve=0.1`. [Which policy does what](../policies.md).\n")
     for name in registry.names():
         policy = registry.find(name)
         about = inspect.getdoc(inspect.getmodule(policy)) or ""
@@ -362,3 +443,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "json": json_outputs,
     "contract": contract,
 }
+
+
+WRITTEN = [name for name in PAGES if name != "contract"]  # which is a page of its own
+
+if __name__ == "__main__":
+    for name in WRITTEN:
+        (ROOT / "docs" / "reference" / f"{name}.md").write_text(PAGES[name](), encoding="utf-8")

@@ -11,7 +11,7 @@ import typer
 from hadar_cli.errors import HadarError
 
 if TYPE_CHECKING:
-    from hadar_cli.adapters.store import RunFacts
+    from hadar_cli.runs.store import RunFacts
 
 _Completion: TypeAlias = Callable[[typer.Context, str], list[str]]
 
@@ -36,28 +36,28 @@ def _path(ctx: typer.Context, name: str) -> Path:
 
 @_offering
 def runs(ctx: typer.Context) -> list[str]:
-    from hadar_cli.adapters.store import list_runs
+    from hadar_cli.runs.store import list_runs
 
     return [path.name for path in reversed(list_runs(_path(ctx, "runs_dir")))]
 
 
 @_offering
 def policies(ctx: typer.Context) -> Iterable[str]:
-    from hadar_cli.core.policies.registry import names
+    from hadar_cli.policies import names
 
     return names()
 
 
 @_offering
 def nodes(ctx: typer.Context) -> list[str]:
-    from hadar_cli.adapters.config import read_nodes
+    from hadar_cli.config.inventory import read_nodes
 
     return [node.name for node in read_nodes(_path(ctx, "nodes"))]
 
 
 def _facts(ctx: typer.Context) -> RunFacts:
     """Of the run that the command line names, or of the newest."""
-    from hadar_cli.adapters.store import find_run
+    from hadar_cli.runs.store import find_run
 
     return find_run(_path(ctx, "runs_dir"), ctx.params.get("run")).facts
 
@@ -79,4 +79,8 @@ RunName = Annotated[
         help="A run's name or directory; the newest by default.",
         autocompletion=runs,
     ),
+]
+ThisRun = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run's name or directory.", autocompletion=runs),
 ]

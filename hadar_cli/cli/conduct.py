@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from hadar_cli.adapters.head import Interrupted, devices_of, drive
-from hadar_cli.adapters.store import RunStore
-from hadar_cli.cli.options import DEFAULT_RUNS, stderr, stdout
+from rich.markup import escape
+
+from hadar_cli.assembly import Interrupted, Watch, drive
+from hadar_cli.cli.options import DEFAULT_RUNS, can_show_live, print_json, stderr, stdout
+from hadar_cli.core.events import RunStopped
+from hadar_cli.core.model import devices_of
 from hadar_cli.errors import UnfinishedError
-from hadar_cli.report.lines import Lines
+from hadar_cli.report.live.lines import Lines
+from hadar_cli.report.words import not_handed_in
+from hadar_cli.runs.store import RunStore, read_journal, read_state
 
 if TYPE_CHECKING:
-    from hadar_cli.report.live import LiveView
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from hadar_cli.core.estimates.throughput import RateModel
+    from hadar_cli.core.state import RunState
+    from hadar_cli.report.live.live import LiveView
+
+    Clock: TypeAlias = Callable[[], float]
+
+_LEFT = "stopped; what was merged is kept"
 
 
 def conduct(store: RunStore, as_json: bool, no_live: bool) -> None:
@@ -22,10 +37,10 @@ def conduct(store: RunStore, as_json: bool, no_live: bool) -> None:
         way_on += f" --runs-dir {store.directory.parent}"
     try:
         with _view(store, live=can_show_live() and not as_json and not no_live) as view:
-            drive(store, view.watch, view.interrupted)
+            drive(store, _watching(store, view), view.interrupted)
     except KeyboardInterrupt as interrupt:
-        kept = "saved" if isinstance(interrupt, Interrupted) else "stopped; what was merged is kept"
-        stderr().print(f"{kept}; {way_on}")
+        kept = _kept(store) if isinstance(interrupt, Interrupted) else _LEFT
+        stderr().print(escape(f"{kept}; {way_on}"))
         sys.exit(130)
     except UnfinishedError as error:
         told = "\n".join(filter(None, (str(error), error.fix)))
@@ -34,17 +49,18 @@ def conduct(store: RunStore, as_json: bool, no_live: bool) -> None:
     _tell_of_jobs_cut_short(store)
 
 
+def _kept(store: RunStore) -> str:
+    last = read_journal(store.journal_path)[-1]
+    lost = not_handed_in(last) if isinstance(last, RunStopped) else ""
+    return f"{_LEFT}{lost}" if lost else "saved"
+
+
 def _tell_of_jobs_cut_short(store: RunStore) -> None:
     """They have their models, but not all their steps: whoever waits for the run should know."""
-    from hadar_cli.adapters.store import read_journal
-    from hadar_cli.core.state import RunState
-
     if all(job.max_duration_s is None for job in store.facts.mix.jobs):
         return
-    state = RunState(store.facts.mix.jobs)
-    for event in read_journal(store.journal_path):
-        state.apply(event)
-    cut = [job for job in state.jobs.values() if job.cut_short]
+    jobs = read_state(store).jobs.values()
+    cut = [job for job in jobs if job.cut_short and not (job.is_stopping or job.is_cancelled)]
     if cut:
         told = "; ".join(
             f"{job.job.name!r} ended with {len(job.done):,} of {job.job.target_steps:,} steps: "
@@ -54,9 +70,15 @@ def _tell_of_jobs_cut_short(store: RunStore) -> None:
         raise UnfinishedError(told, fix="raise its max_duration in the mix and run it again")
 
 
-def can_show_live() -> bool:
-    """Whether stdout is a terminal on which one can paint."""
-    return sys.stdout.isatty() and not stdout().is_dumb_terminal
+def _watching(store: RunStore, view: LiveView | Lines) -> Watch:
+    """Has the view look anew whenever jobs or nodes have come or gone."""
+
+    def watch(state: RunState, rates: RateModel, clock: Clock) -> LiveView | Lines:
+        facts = store.facts
+        view.cast(facts.mix, devices_of(facts.nodes))
+        return view.watch(state, rates, clock)
+
+    return watch
 
 
 def _view(store: RunStore, live: bool) -> LiveView | Lines:
@@ -64,14 +86,23 @@ def _view(store: RunStore, live: bool) -> LiveView | Lines:
     devices = devices_of(facts.nodes)
     if not live:
         return Lines(facts.mix, devices, sys.stderr)
-    from hadar_cli.report.live import LiveView
+    from hadar_cli.report.live.live import LiveView
 
     return LiveView(facts.id, facts.mix, devices, stdout())
 
 
 def _summarise(store: RunStore, as_json: bool) -> None:
-    from hadar_cli.cli.report import report
+    from hadar_cli.report.record import read_record
+    from hadar_cli.report.terminal.summary import show
 
-    report([store.directory.name], store.directory.parent, as_json)
-    if not as_json:
-        stdout().print(f" Trained models: {store.directory / 'models'}/")
+    record = read_record(store)
+    if as_json:
+        print_json(dataclasses.asdict(record.told))
+        return
+    show(record, stdout())
+    stdout().print(f" Trained models: {store.directory / 'models'}/")
+    out = store.directory / "out"
+    if any(path.is_dir() for path in out.glob("*")):
+        stdout().print(f" What scripts left: {out}/")
+    if (out / "problems.txt").exists():
+        stderr().print(escape((out / "problems.txt").read_text().rstrip()))

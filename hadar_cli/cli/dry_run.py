@@ -9,7 +9,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hadar_cli.adapters.forecast import (
+from hadar_cli.cli import records
+from hadar_cli.cli.devices import device_record, device_table, rate_table
+from hadar_cli.cli.options import preset_note, print_json, stdout
+from hadar_cli.cli.travel import Parcel, as_records, lines, parcels
+from hadar_cli.core.estimates.fluid import forked_optimum
+from hadar_cli.core.estimates.suitability import is_large_enough
+from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.model import Device, Mix, Node, devices_of
+from hadar_cli.report.format import NOTHING, bytes, duration, figures, listed, plain
+from hadar_cli.report.terminal.tables import table
+from hadar_cli.simulation.rehearsal import (
     MOST_JOBS,
     MOST_ROUNDS,
     Knowledge,
@@ -18,14 +28,6 @@ from hadar_cli.adapters.forecast import (
     foresee,
     gather,
 )
-from hadar_cli.cli import records
-from hadar_cli.cli.nodes import device_record, device_table
-from hadar_cli.cli.options import all_devices, are_accelerators, print_json, stdout
-from hadar_cli.cli.run import preset_note
-from hadar_cli.core.fluid import forked_optimum
-from hadar_cli.core.model import Device, Mix, Node
-from hadar_cli.core.throughput import RateModel
-from hadar_cli.report.format import NOTHING, bytes, duration, figures, plain
 
 _CODE_WARNING = "A mix runs code on the nodes, as the user that owns them: read it before you run."
 _STAYS = 5  # shown of each device
@@ -34,12 +36,12 @@ _ROUNDS = 3  # of those planned, as JSON
 
 def show(mix: Mix, nodes: tuple[Node, ...], runs: Path, as_json: bool) -> None:
     """Prints the plan; starts and writes nothing."""
-    devices = all_devices(nodes)
-    knowledge = gather(mix, nodes, runs, are_accelerators(devices))
+    devices, sent = devices_of(nodes), parcels(mix)
+    knowledge = gather(mix, nodes, runs)
     outlook = foresee(mix, nodes, knowledge)
     bound_s = outlook.forecast.lower_bound_s if outlook else _bound_s(mix, devices, knowledge)
     if as_json:
-        print_json(dataclasses.asdict(_as_record(mix, devices, outlook, bound_s)))
+        print_json(dataclasses.asdict(_as_record(mix, devices, sent, outlook, bound_s)))
         return
     console = stdout()
     _print_plan(console, mix, devices, knowledge)
@@ -48,6 +50,9 @@ def show(mix: Mix, nodes: tuple[Node, ...], runs: Path, as_json: bool) -> None:
     else:
         console.print(f"\nAll jobs take at least {duration(bound_s)} by these speeds.")
         console.print(f"Not rehearsed: over {MOST_JOBS} jobs, {MOST_ROUNDS} rounds, or none fits.")
+    console.print()
+    for line in lines(mix, sent):
+        console.print(line)
     _print_warning(console, mix)
 
 
@@ -67,6 +72,8 @@ def _print_plan(console: Console, mix: Mix, devices: list[Device], knowledge: Kn
     if note := preset_note(mix, devices):
         console.print(note)
     jobs = [(job.name, job.id) for job in mix.jobs]
+    for line in _too_small(mix, devices):
+        console.print(line)
     console.print("\nEstimated steps/s, until they are measured", style="bold")
     console.print(rate_table(jobs, devices, RateModel(mix.jobs, devices)))
     if knowledge.fit.trained:
@@ -74,10 +81,17 @@ def _print_plan(console: Console, mix: Mix, devices: list[Device], knowledge: Kn
         console.print(rate_table(jobs, devices, knowledge.fit.rates(mix.jobs, devices), best=True))
 
 
+def _too_small(mix: Mix, devices: list[Device]) -> Iterator[str]:
+    """Which devices a job is kept from, for want of memory."""
+    for job in mix.jobs:
+        if small := [d.name for d in devices if not is_large_enough(d, job)]:
+            yield f"{job.name} is not given to {listed(small)}: under {job.min_vram_gb:g} GB."
+
+
 def _print_outlook(console: Console, mix: Mix, nodes: Sequence[Node], outlook: Outlook) -> None:
     rounds = f"{len(outlook.rounds)} rounds of {mix.slot_s:g} s"
     console.print(f"\nThe plan of {mix.policy.name}, {rounds}", style="bold")
-    console.print(_plan_table(all_devices(tuple(nodes)), outlook.stays))
+    console.print(_plan_table(devices_of(nodes), outlook.stays))
     console.print("\nForecast", style="bold")
     console.print(_forecast_table(outlook))
     for line in _remarks(outlook):
@@ -86,12 +100,12 @@ def _print_outlook(console: Console, mix: Mix, nodes: Sequence[Node], outlook: O
 
 def _forecast_table(outlook: Outlook) -> Table:
     forecast, bound_s = outlook.forecast, outlook.forecast.lower_bound_s
-    table = plain_table("", ">DONE AFTER", "")
+    rows = table("", ">DONE AFTER", "")
     for name, jct_s in forecast.jct_s.items():
-        table.add_row(name, duration(jct_s), "")
+        rows.add_row(name, duration(jct_s), "")
     over = f"{forecast.ttd_s / bound_s:.2f} × the bound of {duration(bound_s)}" if bound_s else ""
-    table.add_row("all jobs (TTD)", duration(forecast.ttd_s), over)
-    return table
+    rows.add_row("all jobs (TTD)", duration(forecast.ttd_s), over)
+    return rows
 
 
 def _remarks(outlook: Outlook) -> Iterator[str]:
@@ -115,7 +129,7 @@ def _worth(saves_s: float | None) -> str:
 
 
 def _print_warning(console: Console, mix: Mix) -> None:
-    scripts = sorted({job.launch.script for job in mix.jobs if job.launch.script})
+    scripts = sorted({job.launch.code for job in mix.jobs if job.launch.code})
     setups = sorted({f"setup: {job.launch.setup}" for job in mix.jobs if job.launch.setup})
     code = "".join(f"\n    {plain(line, 300)}" for line in [*scripts, *setups])
     console.print(f"\n{_CODE_WARNING}{code}")
@@ -123,59 +137,42 @@ def _print_warning(console: Console, mix: Mix) -> None:
 
 
 def _job_table(mix: Mix) -> Table:
-    table = plain_table("JOB", "TRAINS", "PRESET", ">BATCH", ">STEPS", "ARRIVES")
+    needs = ["NEEDS"] if any(job.min_vram_gb for job in mix.jobs) else []
+    rows = table("JOB", "TRAINS", "PRESET", ">BATCH", ">STEPS", "ARRIVES", *needs)
     for job in mix.jobs:
+        needed = f"{job.min_vram_gb:g} GB" if job.min_vram_gb else NOTHING
         arrives = duration(job.arrives_s) if job.arrives_s else "at once"
-        what, preset = job.launch.script or job.workload, job.launch.preset
-        preset = NOTHING if job.launch.script else preset
+        what, preset = job.launch.code or job.workload, job.launch.preset
+        preset = NOTHING if job.launch.code else preset
         steps, batch = f"{job.target_steps:,}", str(job.batch_size)
-        table.add_row(job.name, what, preset, batch, steps, arrives)
-    return table
-
-
-def rate_table(
-    jobs: list[tuple[str, int]], devices: list[Device], rates: RateModel, best: bool = False
-) -> Table:
-    """Steps per second, a row for each job: the formula's, or the ``best`` that is known."""
-    table = plain_table("JOB", *(f">{device.name}" for device in devices))
-    rate = rates.rate if best else rates.estimated
-    for name, job_id in jobs:
-        table.add_row(name, *(figures(rate(job_id, d.name)) for d in devices))
-    return table
+        rows.add_row(job.name, what, preset, batch, steps, arrives, *[needed for _ in needs])
+    return rows
 
 
 def _plan_table(devices: list[Device], stays: Sequence[Stay]) -> Table:
-    table = plain_table("DEVICE", "TRAINS")
-    table.columns[1].no_wrap = False
+    rows = table("DEVICE", "~TRAINS")
     for device in devices:
         mine = [stay for stay in stays if stay.device == device.name]
         words = [_since(stay) for stay in mine[:_STAYS]]
         if len(mine) > _STAYS:
             words.append(f"and {len(mine) - _STAYS} more")
-        table.add_row(device.name, ", ".join(words) or "nothing")
-    return table
+        rows.add_row(device.name, ", ".join(words) or "nothing")
+    return rows
 
 
 def _since(stay: Stay) -> str:
     return f"{stay.job} from {duration(stay.from_s)}" if stay.from_s else stay.job
 
 
-def plain_table(*headings: str) -> Table:
-    """A table without lines; headings that start with ``>`` are of numbers, set to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        is_number = heading.startswith(">")
-        table.add_column(
-            heading.removeprefix(">"), justify="right" if is_number else "left", no_wrap=True
-        )
-    return table
-
-
 # -- as JSON ---------------------------------------------------------------------------------
 
 
 def _as_record(
-    mix: Mix, devices: list[Device], outlook: Outlook | None, bound_s: float | None
+    mix: Mix,
+    devices: list[Device],
+    sent: list[Parcel],
+    outlook: Outlook | None,
+    bound_s: float | None,
 ) -> records.Plan:
     rates = RateModel(mix.jobs, devices)
     forecast = _forecast_record(mix, outlook) if outlook else None
@@ -196,9 +193,12 @@ def _as_record(
                 batch_size=job.batch_size,
                 steps_target=job.target_steps,
                 estimated_steps_per_s={d.name: rates.estimated(job.id, d.name) for d in devices},
+                min_vram_gb=job.min_vram_gb or None,
+                too_small=tuple(d.name for d in devices if not is_large_enough(d, job)),
             )
             for job in mix.jobs
         ),
+        projects=as_records(sent),
         first_round=forecast.rounds[0].stints if forecast and forecast.rounds else (),
         forecast=forecast,
     )

@@ -15,6 +15,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "hadar run mixes/m5.yaml --dry-run": "the plan and the forecast only",
         "hadar run mixes/m5.yaml --policy hadar": "let another policy decide",
         "hadar run mixes/m5.yaml --no-live 2>log": "plain lines, for a log file",
+        "hadar run mixes/m1.yaml --name queue --wait-for-work": "then: hadar add queue MIX",
     },
     "profile nodes": {
         "hadar profile nodes": "the machines and their estimated speeds",
@@ -23,6 +24,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "report": {
         "hadar report": "the newest run",
         "hadar report m5-1116-0342 --html report.html": "one page with charts, to send around",
+        "hadar report --sweep": "the trials of a sweep, and the best",
         "hadar report --list": "all runs",
         "hadar report --json | jq .cru": "a single figure",
     },
@@ -30,11 +32,26 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "hadar status": "one look at the newest run",
         "hadar status --watch": "look on, in any terminal, while it runs",
     },
+    "explain": {
+        "hadar explain m5-1116-0342": "why jobs wait and devices are idle, and what comes next",
+        "hadar explain m5-1116-0342 weather": "only this job",
+    },
     "logs": {
         "hadar logs weather": "the last lines of that job, from every machine",
         "hadar logs weather -f": "and what comes from now on",
     },
-    "cancel": {"hadar cancel": "stop the newest run; hadar resume goes on"},
+    "cancel": {
+        "hadar cancel": "stop the newest run; hadar resume goes on",
+        "hadar cancel m5-1116-0342 weather": "only this job; the others go on",
+    },
+    "add": {
+        "hadar add m5-1116-0342 mixes/m1.yaml": "more work, while it runs or while it is stopped",
+        "hadar add m5-1116-0342 mixes/m1.yaml --rename": "also where names are taken",
+    },
+    "pause": {"hadar pause m5-1116-0342 weather": "it costs nothing until: hadar continue"},
+    "continue": {"hadar continue m5-1116-0342 weather": "exactly where it was"},
+    "priority": {"hadar priority m5-1116-0342 weather 5": "first of all, from the next round on"},
+    "close": {"hadar close queue": "it ends when its jobs are done"},
     "resume": {
         "hadar resume": "the newest unfinished run",
         "hadar resume m5-1116-0342": "this one",
@@ -43,17 +60,24 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "hadar check": "every machine of nodes.toml",
         "hadar check -n lab.toml": "those of another inventory",
     },
+    "selftest": {
+        "hadar selftest": "a few minutes on every machine of nodes.toml",
+        "hadar selftest -n lab.toml --json": "the record alone, for a program",
+    },
     "clean": {
         "hadar clean": "what all runs left on the machines",
         "hadar clean m5-1116-0342": "what this run left there",
     },
     "nodes list": {"hadar nodes list -n lab.toml": "what the inventory says, as hadar reads it"},
+    "nodes add": {"hadar nodes add m5-1116-0342 more.toml": "they join at once"},
+    "nodes drain": {"hadar nodes drain m5-1116-0342 curie": "its copies hand in and leave"},
+    "nodes aws": {"hadar nodes aws --tag Project=lab --user ubuntu": "entries for nodes.toml"},
     "nodes trust": {"hadar nodes trust": "see and record new host keys"},
     "try": {"hadar try train.py -- --width 64": "is this script ready for hadar?"},
     "init": {"hadar init": "then edit nodes.toml, and: hadar run"},
     "simulate": {
         "hadar simulate mixes/m5.yaml --policy all": "which policy suits this mix?",
-        "hadar simulate mixes/m5.yaml --like m5-1116-0342": "at the speeds of a real run",
+        "hadar simulate jobs.trace --cluster v100:20,k80:20": "a trace, on machines you name",
     },
     "replay": {"hadar replay --policy hadare,gavel": "the newest run, had these decided"},
     "policies": {"hadar policies": "what --policy and a mix may name"},

@@ -11,25 +11,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hadar_cli import __version__
-from hadar_cli.cli import (
-    cancel,
-    check,
-    clean,
-    init,
-    logs,
-    nodes,
-    policies,
-    profile,
-    replay,
-    report,
-    resume,
-    run,
-    simulate,
-    status,
-    try_script,
-)
 from hadar_cli.cli.examples import epilog
+from hadar_cli.cli.machines import attach, aws, check, clean, init, nodes, profile, selftest, trust
 from hadar_cli.cli.options import flag
+from hadar_cli.cli.runs import add, cancel, explain, logs, queue, report, resume, run, status
+from hadar_cli.cli.study import policies, replay, simulate, try_script
 from hadar_cli.errors import HadarError
 
 _SWITCHES = ("help", "install_completion", "show_completion")
@@ -75,10 +61,21 @@ app.command("run", rich_help_panel=_TRAIN)(run.run)
 app.add_typer(profile.app, name="profile", rich_help_panel=_TRAIN)
 app.command("report", rich_help_panel=_TRAIN)(report.report)
 app.command("status", rich_help_panel=_RUNS)(status.status)
+app.command("explain", rich_help_panel=_RUNS)(explain.explain)
 app.command("logs", rich_help_panel=_RUNS)(logs.logs)
+app.command("add", rich_help_panel=_RUNS)(add.add)
+app.command("pause", rich_help_panel=_RUNS)(queue.pause)
+app.command("continue", rich_help_panel=_RUNS)(queue.continue_)
+app.command("priority", rich_help_panel=_RUNS)(queue.priority)
+app.command("close", rich_help_panel=_RUNS)(queue.close)
 app.command("cancel", rich_help_panel=_RUNS)(cancel.cancel)
 app.command("resume", rich_help_panel=_RUNS)(resume.resume)
 app.command("check", rich_help_panel=_MACHINES)(check.check)
+app.command("selftest", rich_help_panel=_MACHINES)(selftest.selftest)
+nodes.app.command("trust")(trust.trust)
+nodes.app.command("aws")(aws.aws)
+nodes.app.command("add")(attach.add_nodes)
+nodes.app.command("drain")(attach.drain)
 app.add_typer(nodes.app, name="nodes", rich_help_panel=_MACHINES)
 app.command("clean", rich_help_panel=_MACHINES)(clean.clean)
 app.command("try", rich_help_panel=_MORE)(try_script.try_script)

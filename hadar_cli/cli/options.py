@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hadar_cli.errors import InputError, nearest
+from hadar_cli.errors import HadarError, InputError, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hadar_cli.adapters.profile_cache import Cached
-    from hadar_cli.core.model import Device, Node
+    from hadar_cli.core.model import Device, Mix, Node
+    from hadar_cli.visits.profile_cache import Cached
 
 
 def flag(name: str, about: str, **options: Any) -> Any:
@@ -30,6 +30,12 @@ RunsDir = Annotated[
     Path, typer.Option("--runs-dir", metavar="DIR", help="Where runs keep their state and models.")
 ]
 AsJson = Annotated[bool, flag("--json", "Print JSON, and nothing else, on stdout.")]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout", metavar="SECONDS", min=1, help="How long to wait for a machine's first answer."
+    ),
+]
 NoLive = Annotated[bool, flag("--no-live", "Plain lines in place of the live view.")]
 
 DEFAULT_NODES = Path("nodes.toml")
@@ -41,14 +47,14 @@ _PLAIN: dict[str, Any] = {"highlight": False, "markup": False}  # what is printe
 
 def read_inventory(path: Path) -> tuple[Node, ...]:
     """The enabled nodes of ``path``, with the GPUs that ``hadar profile nodes`` found."""
-    from hadar_cli.adapters.profile_cache import fill
+    from hadar_cli.visits.profile_cache import fill
 
     return fill(read_enabled(path), cached_profile(path))
 
 
 def read_enabled(path: Path) -> tuple[Node, ...]:
     """The enabled nodes of ``path`` as it lists them."""
-    from hadar_cli.adapters.config import read_nodes
+    from hadar_cli.config.inventory import read_nodes
 
     fix = "hadar init writes a starter; -n FILE names another" if path == DEFAULT_NODES else None
     require_file(path, fix)
@@ -57,7 +63,7 @@ def read_enabled(path: Path) -> tuple[Node, ...]:
 
 def cached_profile(path: Path) -> Cached:
     """What is known of the inventory's machines; a damaged file costs a warning only."""
-    from hadar_cli.adapters.profile_cache import load
+    from hadar_cli.visits.profile_cache import load
 
     try:
         return load(path)
@@ -77,13 +83,17 @@ def require_file(path: Path, fix: str | None = None) -> None:
     raise InputError("there is no such file", file=str(path), fix=fix or "check the path")
 
 
-def all_devices(nodes: tuple[Node, ...]) -> list[Device]:
-    return [device for node in nodes for device in node.devices]
+def preset_note(mix: Mix, devices: list[Device]) -> str | None:
+    """What ``preset: auto`` came to, if a job of the mix may have used it."""
+    from hadar_cli.core.model import are_accelerators
 
-
-def are_accelerators(devices: list[Device]) -> bool:
-    """Whether every device is a real GPU: then ``preset: auto`` means the paper's models."""
-    return all(device.gpu and not device.emulated_speed for device in devices)
+    real = are_accelerators(devices)
+    taken = "paper" if real else "tiny"
+    if not any(job.launch.workload and job.launch.preset == taken for job in mix.jobs):
+        return None
+    if real:
+        return "preset auto: the paper's models, as every device is a GPU"
+    return "preset auto: tiny models on synthetic data, as not every device is a GPU"
 
 
 def print_json(content: Any) -> None:
@@ -100,3 +110,19 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, soft_wrap=True, **_PLAIN)
+
+
+def can_show_live() -> bool:
+    """Whether stdout is a terminal on which one can paint."""
+    return sys.stdout.isatty() and not stdout().is_dumb_terminal
+
+
+def complain(node: Node, error: Exception) -> bool:
+    """Says what went wrong on one machine; always True, for it failed."""
+    from hadar_cli.report.format import plain
+
+    what = f"no answer within {error}" if isinstance(error, TimeoutError) else str(error)
+    stderr().print(f"{node.name}: {plain(what, 300)}")
+    if isinstance(error, HadarError) and error.fix:
+        stderr().print(f"    fix: {plain(error.fix, 300)}")
+    return True

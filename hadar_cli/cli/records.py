@@ -27,6 +27,76 @@ class RunOutline:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What became of a request; one that is not ``answered`` waits for the run's next head."""
+
+    run: str
+    request: str
+    answered: bool
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Of a job or a device."""
+
+    name: str
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The answer of `hadar explain`."""
+
+    run: str
+    state: str
+    jobs: tuple[Explanation, ...]
+    devices: tuple[Explanation, ...]
+    next_round: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    name: str
+    steps_done: int
+    steps_in_hand: int
+    steps_target: int
+    generation: int
+    failed: str | None = None  # why no device could train it
+    priority: int = 0
+    is_paused: bool = False
+    is_cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """``doing`` is train, evaluate, prepare, idle or lost."""
+
+    name: str
+    kind: str
+    doing: str
+    job: str | None = None
+    steps: int = 0
+    since_s: float = 0.0
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A run at this moment; its names are those in the JSON."""
+
+    run: str
+    mix: str
+    policy: str
+    state: str
+    pid: int | None
+    round: int
+    elapsed_s: float
+    jobs: tuple[JobStatus, ...]
+    devices: tuple[DeviceStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """What `hadar cancel` did: ``stopped``, or nothing, as the run was ``finished``."""
 
@@ -120,6 +190,8 @@ class PlannedJob:
     batch_size: int
     steps_target: int
     estimated_steps_per_s: dict[str, float]  # by device
+    min_vram_gb: float | None = None
+    too_small: tuple[str, ...] = ()  # devices with less
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +242,28 @@ class PlanForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A file or folder of a project that is not sent, and the rule that says so."""
+
+    path: str
+    bytes: int
+    files: int
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProject:
+    """A folder that is sent to every node; of what is left out, the hundred largest."""
+
+    folder: str
+    found_by: str
+    jobs: tuple[str, ...]
+    files: int
+    bytes: int
+    left_out: tuple[LeftBehind, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The answer of `hadar run --dry-run`."""
 
@@ -180,6 +274,7 @@ class Plan:
     lower_bound_s: float | None
     devices: tuple[DeviceFacts, ...]
     jobs: tuple[PlannedJob, ...]
+    projects: tuple[PlannedProject, ...]
     first_round: tuple[PlannedStint, ...]
     forecast: PlanForecast | None  # null where there are too many jobs to rehearse
 

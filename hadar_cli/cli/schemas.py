@@ -13,15 +13,16 @@ from typing import Any
 
 import msgspec
 
-from hadar_cli.adapters.inspection import NodeCheck
-from hadar_cli.adapters.simulation import PolicyResult
-from hadar_cli.adapters.trial_words import Check
-from hadar_cli.adapters.visit import Tidied
 from hadar_cli.cli import records
-from hadar_cli.cli.status import Status
+from hadar_cli.core.measures.sweeps import SweepSummary
 from hadar_cli.core.model import Node
-from hadar_cli.report.compare import Comparison
 from hadar_cli.report.record import ReportedRun
+from hadar_cli.report.terminal.runs import Comparison
+from hadar_cli.selftest.findings import Selftest
+from hadar_cli.simulation.play import PolicyResult
+from hadar_cli.trial.words import Check
+from hadar_cli.visits.inspection import NodeCheck
+from hadar_cli.visits.visit import Tidied
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -37,20 +38,12 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class LikeRun:
-    """The real run whose speeds and costs a simulation took over."""
-
-    run: str
-    ttd_s: float
-    connect_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
     """The answer of `hadar try`."""
 
     ok: bool
     checks: tuple[Check, ...]
+    not_looked_at: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +65,6 @@ class Simulation:
     sync_s: float
     left_out: tuple[LeftOut, ...]
     policies: tuple[PolicyResult, ...]
-    like: LikeRun | None = None
     forecast: ExpectedRun | None = None
 
 
@@ -80,16 +72,23 @@ def outputs() -> dict[str, tuple[str, Any]]:
     """By the name of its schema: the command, and the type of what its ``--json`` prints."""
     return {
         "report": ("hadar report RUN, hadar run MIX and hadar resume RUN", ReportedRun),
+        "report-sweep": ("hadar report RUN --sweep", list[SweepSummary]),
         "report-list": ("hadar report --list", list[records.RunOutline]),
         "report-compare": ("hadar report RUN RUN…", Comparison),
         "run-dry-run": ("hadar run MIX --dry-run", records.Plan),
-        "status": ("hadar status", Status),
+        "status": ("hadar status", records.Status),
+        "explain": ("hadar explain RUN", records.Explained),
         "logs": ("hadar logs JOB", records.JobLogs),
         "cancel": ("hadar cancel RUN", records.Cancelled),
+        "request": (
+            "hadar add, cancel RUN JOB…, pause, continue, priority, close, nodes add, nodes drain",
+            records.Asked,
+        ),
         "check": ("hadar check", list[NodeCheck]),
         "profile-nodes": ("hadar profile nodes", records.Profile),
         "nodes-list": ("hadar nodes list", list[Node]),
         "policies": ("hadar policies", list[records.PolicyOutline]),
+        "selftest": ("hadar selftest", Selftest),
         "clean": ("hadar clean", dict[str, Tidied]),
         "simulate": ("hadar simulate", Simulation),
         "try": ("hadar try SCRIPT", Trial),

@@ -84,6 +84,22 @@ _SPECS: dict[str, tuple[float, float, int]] = {
     "GTX 1080": (8.9, 8, 3),
     "GTX 1070": (6.5, 8, 3),
     "GTX 1060": (4.4, 6, 3),
+    # AMD: dense FP16 matrix TFLOPS from its data sheets; of the MI250X, one of its two GPUs
+    "MI300X": (1307, 192, 5),
+    "MI250X": (191.5, 64, 4),
+    "MI210": (181, 64, 4),
+    "MI100": (184.6, 32, 4),
+    "RX 7900 XTX": (122.8, 24, 4),
+    "RX 6900 XT": (46, 16, 4),
+    # Apple: FP32, which its GPUs do as fast as FP16; memory is the machine's
+    "M1": (2.6, 16, 4),
+    "M1 Max": (10.4, 32, 4),
+    "M2": (3.6, 16, 4),
+    "M2 Max": (13.6, 32, 4),
+    "M3": (4.1, 16, 4),
+    "M3 Max": (14.2, 36, 4),
+    "M4": (4.6, 16, 4),
+    "M4 Max": (18.4, 36, 4),
 }
 
 KNOWN_GPUS = {model: Gpu(model, *figures) for model, figures in _SPECS.items()}
@@ -92,9 +108,12 @@ KNOWN_GPUS = {model: Gpu(model, *figures) for model, figures in _SPECS.items()}
 CPU = Gpu("CPU", tflops=0.1, vram_gb=1)
 
 _MAKER = {"nvidia", "corporation", "tesla", "geforce", "graphics", "gpu", "generation"}
-_FAMILY = re.compile(r"quadro|rtx|gtx")
+_MAKER |= {"amd", "instinct", "radeon", "apple"}
+_FAMILY = re.compile(r"quadro|rtx|gtx|rx")
 _FORM_FACTOR = re.compile(r"sxm\d?|pcie?|nvl|hbm\d?e?")
 _MEMORY = re.compile(r"\b(\d+)\s*gb?\b")
+_INSTANCE = re.compile(r"(?P<card>.+?) MIG (?P<slices>[1-7])g\.(?P<gb>\d+)gb", re.IGNORECASE)
+_SLICES = 7  # of computing, in a card that can be divided (MIG)
 
 
 def find_gpu(name: str) -> Gpu | None:
@@ -104,12 +123,21 @@ def find_gpu(name: str) -> Gpu | None:
     """
     if name.strip().upper() == "CPU":
         return CPU
+    if part := _INSTANCE.match(name.strip()):
+        return _instance(name, part)
     words = _words(name)
     if gpu := _by_key("".join(words)):
         return gpu
     memory = _MEMORY.fullmatch(words[-1]) if words else None
     gpu = _by_key("".join(words[:-1])) if memory else None
     return replace(gpu, vram_gb=float(memory[1])) if gpu and memory else None
+
+
+def _instance(name: str, part: re.Match[str]) -> Gpu | None:
+    """A part of a card: ``A100 MIG 3g.20gb`` has three sevenths of its computing, and 20 GB."""
+    card = find_gpu(part["card"])
+    tflops = card.tflops * int(part["slices"]) / _SLICES if card else 0.0
+    return card and replace(card, model=name, tflops=tflops, vram_gb=float(part["gb"]))
 
 
 def nearest_gpu(name: str) -> str | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hadar_cli.core.slurm import SlurmRequest
+
+LOCAL = "local"
 MODEL_SIZES = ("small", "modest", "high", "extra-high")
 DATASET_SIZES = ("S", "M", "L", "XL")
 EVERY_SLOT = "slot"
+MODES = ("auto", "share", "merge", "alone")  # steps shared, copies merged, neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,8 @@ class Gpu:
     tflops: float
     vram_gb: float
     pcie: int = 3
+    index: int | None = None  # which card of its node, as nvidia-smi counts; None: by its place
+    uuid: str | None = None  # which card, or which part of one (MIG), by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +48,44 @@ class Node:
     price_per_hour: float | None = None
     enabled: bool = True
     emulated_speed: float | None = None
+    network: str | None = None  # gangs may span the nodes that share one
+    address: str | None = None  # of this node in that network; None: ``host``
+    slurm: SlurmRequest | None = None  # then ``host`` is the login node
 
     @property
     def is_local(self) -> bool:
-        return self.host == "local"
+        return self.host == LOCAL and not self.slurm
+
+    @property
+    def is_over_ssh(self) -> bool:
+        return self.host != LOCAL and not self.host.startswith("kubectl:")
+
+    @property
+    def is_allotted(self) -> bool:
+        """Whether somebody else's scheduler gives it to us, for us alone and for a time."""
+        return self.slurm is not None
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """One device per GPU; a node without GPUs is a single CPU device."""
+        speed, reach = self.emulated_speed, self.reach
         if len(self.gpus) <= 1:
             gpu = self.gpus[0] if self.gpus else None
-            return (Device(self.name, self.name, 0, gpu, self.emulated_speed),)
+            return (Device(self.name, self.name, 0, gpu, speed, reach=reach),)
         return tuple(
-            Device(f"{self.name}:{i}", self.name, i, gpu, self.emulated_speed)
+            Device(f"{self.name}:{i}", self.name, i, gpu, speed, reach=reach)
             for i, gpu in enumerate(self.gpus)
         )
+
+    @property
+    def machine(self) -> str:
+        """Nodes of one machine: all that are local are this computer."""
+        return "this computer" if self.is_local else f"node {self.name}"
+
+    @property
+    def reach(self) -> str:
+        """Nodes alike in this can share the steps of a job."""
+        return f"network {self.network}" if self.network else self.machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +97,87 @@ class Device:
     index: int
     gpu: Gpu | None
     emulated_speed: float | None = None
+    pool: str = ""  # a kind of its own, where the jobs that may use it are others
+    reach: str = ""  # devices alike in this can share the steps of a job
+
+    @property
+    def card(self) -> int:
+        """The card's number on its node."""
+        return self.index if self.gpu is None or self.gpu.index is None else self.gpu.index
 
     @property
     def kind(self) -> str:
         """The type pool that prices are set for."""
-        return self.gpu.model if self.gpu else "CPU"
+        return self.pool or (self.gpu.model if self.gpu else "CPU")
+
+
+def devices_of(nodes: Iterable[Node]) -> list[Device]:
+    """What the enabled nodes have to train on."""
+    return [device for node in nodes if node.enabled for device in node.devices]
+
+
+def devices_ever(nodes: Iterable[Node]) -> list[Device]:
+    """What a run has had to train on, drained nodes too."""
+    return [device for node in nodes for device in node.devices]
+
+
+def are_accelerators(devices: Iterable[Device]) -> bool:
+    """Whether every device is a real GPU: then ``preset: auto`` means the paper's models."""
+    return all(device.gpu and not device.emulated_speed for device in devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a copy of a job is started on a node; the core never looks inside."""
+    """How a copy of a job is started on a node; the core never looks inside.
+
+    ``sync`` is the folder that travels and is the working directory.
+    """
 
     workload: str | None = None
     script: str | None = None
+    module: str | None = None  # run as by ``python -m``
     preset: str = "tiny"
     args: tuple[str, ...] = ()
     sync: str | None = None
     setup: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    data_dir: str | None = None
+    data_dir: str | None = None  # on the nodes
+    data: tuple[str, ...] = ()  # paths here, sent once to every node
+    venv: str | None = None  # a file that lists packages; nodes make a virtual environment of it
+    python: str | None = None  # of that, on a node
+
+    @property
+    def code(self) -> str | None:
+        """The user's own code, as it would be named after ``python``."""
+        return self.script or (f"-m {self.module}" if self.module else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A job as one point of a sweep."""
+
+    sweep: str
+    number: int  # among the sweep's trials, from 0
+    params: Mapping[str, str | bool | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """Which trials of a sweep train on: one in ``keep`` of those that reach a rung, by held-out
+    quality at equal counted steps."""
+
+    metric: str
+    keep: int
+    rungs: tuple[int, ...]  # steps, ascending, all below the job's target
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau:
+    """A job ends that has not become better for so many measurements."""
+
+    metric: str
+    patience: int
+    every: int  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +192,46 @@ class Job:
     dataset_size: str = "M"
     workload: str = "script"
     gpus: int = 1
+    sizes: tuple[int, int] | None = None  # from so many GPUs to so many, where a policy may choose
     elastic: bool = False
+    shares: str = "equal"  # of a mini-batch among a gang: see estimates/gangs.py
+    mode: str = "auto"  # of using many devices where jobs are forked: see MODES
     arrives_s: float = 0.0
     retry: int = 3
     fork: int | None = None  # copies at once at the most; None: as many as pay
     max_duration_s: float | None = None
+    min_vram_gb: float = 0.0  # smaller GPUs are not given the job
+    higher_is_better: bool | None = None  # of its first figure of quality; None: by its name
+    priority: int = 0  # at first; jobs of a higher one are given devices first
+    trial: Trial | None = None
+    promote: Promotion | None = None
+    stop: Plateau | None = None
     launch: Launch = Launch()
+
+    @property
+    def least_gpus(self) -> int:
+        """With fewer at once it does not train."""
+        if self.elastic:
+            return 1
+        return self.sizes[0] if self.sizes else self.gpus
+
+    @property
+    def most_gpus(self) -> int:
+        """It never has more at once."""
+        return self.sizes[1] if self.sizes else self.gpus
+
+    @property
+    def milestones(self) -> tuple[int, ...]:
+        """Steps, all below the target, after which it is measured before it may go on."""
+        steps = set(self.promote.rungs if self.promote else ())
+        if self.stop:
+            steps.update(range(self.stop.every, self.target_steps, self.stop.every))
+        return tuple(sorted(steps))
 
     @property
     def throughput_class(self) -> tuple[object, ...]:
         """Jobs alike in this train at the same speed and share what is measured."""
-        code = (self.workload, self.launch.script, self.launch.preset, self.launch.args)
+        code = (self.workload, self.launch.code, self.launch.preset, self.launch.args)
         return (*code, self.batch_size, self.model_size, self.dataset_size)
 
 
@@ -133,9 +253,9 @@ class MergeRules:
     solo: float = 0.4
     optimizer_state: str = "average"
     outer: OuterStep | None = None
-    keep: str = "merged"  # at a job's end; "better": the last merge or its leader, by evaluation
     every_s: float | str = "auto"  # between merges within a slot; "slot" merges at its end only
-    hand_in: str = "full"  # "bf16": forked copies hand in rounded updates, half the bytes
+    hand_in: str = "full"  # or of what forked copies hand in updates: "bf16", "int8", "int4"
+    optimizer_every: int = 1  # so many merges of forked copies, the optimizer's state travels once
 
 
 PAPER_MERGE = MergeRules(rule="mean", lr_scale="none", warmup=0.0, solo=0.0, every_s=EVERY_SLOT)

@@ -18,13 +18,24 @@ class GpuUse:
     index: int
     model: str
     memory_mb: float
-    others_mb: float
+    others_mb: float | None  # None: nobody can tell
     others: tuple[str, ...] = ()  # the users who hold it
     pcie: int | None = None  # the generation that card and board both know
+    uuid: str | None = None
+    held_by: str = ""  # another run of hadar's, whoever's
+    sees_processes: bool = True  # or the node cannot tell whose the memory is, as in a container
 
     @property
-    def others_share(self) -> float:
-        return self.others_mb / self.memory_mb if self.memory_mb else 0.0
+    def others_share(self) -> float | None:
+        if self.others_mb is None or not self.memory_mb:
+            return None
+        return self.others_mb / self.memory_mb
+
+    def is_of(self, device: Device) -> bool:
+        """Whether this is the device's card."""
+        if device.gpu and device.gpu.uuid:
+            return self.uuid == device.gpu.uuid
+        return self.index == device.card
 
 
 def objection(
@@ -33,18 +44,25 @@ def objection(
     """Why the device should be left alone now, None if it may be used.
 
     ``gpus`` and ``minute_of_day`` (the node's own local time) are as the node reports them. A GPU
-    that it does not report cannot be judged, and is not objected to.
+    of which nothing is known may be anyone's: it is left alone unless ``max_gpu_mem`` is 1.
     """
     if node.hours and minute_of_day is not None and not is_within(node.hours, minute_of_day):
         return f"outside its hours, {node.hours} (there it is {_clock(minute_of_day)})"
-    if device.emulated_speed or not device.gpu:
+    if device.emulated_speed or not device.gpu or node.is_allotted:
         return None
     limit = DEFAULT_MAX_GPU_MEM if node.max_gpu_mem is None else node.max_gpu_mem
-    for gpu in gpus:
-        if gpu.index == device.index and gpu.others_share > limit:
-            who = " and ".join(gpu.others) or "others"
-            verb = "holds" if len(gpu.others) == 1 else "hold"
-            return f"{who} {verb} {gpu.others_share:.0%} of its memory, more than {limit:.0%}"
+    found = [gpu for gpu in gpus if gpu.is_of(device)]
+    if found and found[0].held_by:
+        return f"{found[0].held_by} trains on it"
+    if limit >= 1:
+        return None
+    share = found[0].others_share if found else None
+    if share is None:
+        return "who uses it cannot be told there; max_gpu_mem = 1 uses it all the same"
+    if share > limit:
+        who = " and ".join(found[0].others) or "others"
+        verb = "holds" if len(found[0].others) == 1 else "hold"
+        return f"{who} {verb} {share:.0%} of its memory, more than {limit:.0%}"
     return None
 
 

@@ -3,135 +3,146 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from typing import get_args
 
-from hadar_cli.core import events
-from hadar_cli.core.merging import is_better
+from hadar_cli.core import events, grants
+from hadar_cli.core.events import TRAIN
+from hadar_cli.core.job_state import Failure, JobState
 from hadar_cli.core.model import Job
+from hadar_cli.core.reasons import Absence, Loss
 from hadar_cli.core.steps import StepSet, all_steps
 
-_CRUMB_S = 0.5  # of a job's max_duration: nobody starts a copy for it
+__all__ = ["JobState", "RunState"]
 
-
-@dataclass(slots=True)
-class JobState:
-    """One job's progress as committed, and what its copies still have in hand."""
-
-    job: Job
-    done: StepSet = field(default_factory=StepSet)
-    generation: int = 0
-    weights: str | None = None
-    made_by: tuple[str, ...] = ()  # the attempts that these weights were merged of
-    effective_steps: float = 0.0
-    finished_at: float | None = None
-    untrained: dict[str, float] | None = None
-    quality: dict[str, float] | None = None
-    rival: str | None = None  # the last merge's leader, until it is known which of them is better
-    failures: int = 0  # in a row
-    last_failure: tuple[str, str, str] = ("", "", "")  # on which device, why, and the copy's log
-    active: dict[str, events.CopyStarted] = field(default_factory=dict)
-    errands: dict[str, events.CopyStarted] = field(default_factory=dict)
-    handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
-
-    trained_s: float = 0.0  # time in which a copy was at work, however many were
-    began_at: float | None = None  # of those at work now, the first
-    cut_short: str | None = None  # why it ended without its last steps
-
-    remaining: int = field(init=False)  # steps not committed yet
-    free: StepSet = field(init=False)  # steps that nobody has done or holds
-
-    def __post_init__(self) -> None:
-        self.remaining = self.job.target_steps
-        self.free = all_steps(self.job.target_steps)
-
-    @property
-    def is_trained(self) -> bool:
-        return self.remaining == 0 or self.cut_short is not None
-
-    def trained_by(self, now: float) -> float:
-        """Seconds in which it had copies at work."""
-        return self.trained_s + (0.0 if self.began_at is None else now - self.began_at)
-
-    def allowance_s(self, now: float) -> float:
-        """What its ``max_duration`` leaves it to train."""
-        most = self.job.max_duration_s
-        return math.inf if most is None else most - self.trained_by(now)
-
-    def is_used_up(self, now: float) -> bool:
-        """Whether no more than a crumb is left of that: copies end with a whole step."""
-        return self.allowance_s(now) <= max(_CRUMB_S, 0.01 * (self.job.max_duration_s or 0.0))
-
-    def is_based_on_latest(self, copy: events.CopyStarted) -> bool:
-        """Whether the copy trains the weights as they are committed now, and none before them."""
-        if copy.follows and self.made_by != (copy.follows,):
-            return False
-        return copy.generation == self.generation
-
-    @property
-    def in_hand(self) -> StepSet:
-        """Steps that copies are working on, or have handed in but that are not committed yet."""
-        held = StepSet()
-        for started in self.active.values():
-            held = held | StepSet.of(started.slices)
-        for finished in self.handed_in.values():
-            held = held | StepSet.of(finished.slices)
-        return held
-
-    @property
-    def is_unmeasured(self) -> bool:
-        """Whether the final weights still wait for their evaluation, or their rival's."""
-        waits = self.quality is None or self.rival is not None
-        return self.untrained is not None and waits and self.is_trained
+_GRANTS = get_args(grants.Grant)
 
 
 class RunState:
-    """Folds events one by one with ``apply``; refuses those that break an invariant."""
+    """Folds events one by one with ``apply``. What ``check`` refuses has changed nothing."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
+    def __init__(self, jobs: Iterable[Job], happened: Iterable[events.Event] = ()) -> None:
         self.jobs = {job.id: JobState(job) for job in jobs}
+        #: jobs to be trained now: not trained, failed or resting
         self._open = dict(self.jobs)
-        self.ended: list[int] = []  # trained or cut short, in the order in which they were
+        self.has_priorities = any(job.priority for job in self.jobs.values())
+        #: how often jobs have begun to rest or gone on; who depends on that can tell by it
+        self.rests = 0
+        #: the others, in the order in which they ended
+        self.ended: list[int] = []
+        #: those of them whose final quality is still to be measured
         self._unmeasured: dict[int, JobState] = {}
+        #: every attempt of the run; it is active, an errand or handed in with its job, or over
         self.started: dict[str, events.CopyStarted] = {}
-        self.lost_devices: dict[str, str] = {}
+        self.lost_devices: dict[str, events.DeviceLost] = {}
+        #: what people asked for, and whether they got it
+        self.requests: dict[str, bool] = {}
+        #: nobody will add work any more
+        self.is_closed = False
+        #: by job and device: pairs that are not used any more
+        self.avoided: dict[tuple[int, str], events.PairAvoided] = {}
+        #: the time of the latest event
         self.now = 0.0
         self.epoch = 0
         self.round = 0
         self.finished = False
+        for event in happened:
+            self.apply(event)
 
     @property
     def unfinished(self) -> Collection[JobState]:
+        """Jobs to be trained now; those that rest are not among them."""
         return self._open.values()
+
+    @property
+    def resting(self) -> list[JobState]:
+        """Jobs that are neither over nor to be trained now."""
+        any_rest = len(self._open) + len(self.ended) < len(self.jobs)
+        return [job for job in self.jobs.values() if job.is_resting] if any_rest else []
+
+    @property
+    def unwanted(self) -> list[JobState]:
+        """Those, and cancelled ones that somebody is still at work on."""
+        return [job for job in self.jobs.values() if job.is_resting or job.is_unwanted]
 
     @property
     def unmeasured(self) -> list[JobState]:
         """Trained jobs whose quality is not known yet."""
         return list(self._unmeasured.values())
 
+    @property
+    def failed(self) -> list[JobState]:
+        """Jobs that this head could not train."""
+        return [job for job in self.jobs.values() if job.failed]
+
     def device_of(self, attempt: str) -> str:
         return self.started[attempt].device
 
+    def following(self, happened: Iterable[events.Event]) -> Iterator[events.Event]:
+        """Takes in what happened, event by event, and gives each on afterwards."""
+        for event in happened:
+            self.apply(event)
+            yield event
+
     def apply(self, event: events.Event) -> None:
+        """Takes an event in; raises as ``check`` does, and then stays as it was."""
+        self.check(event)
+        self.take(event)
+
+    def take(self, event: events.Event) -> None:
+        """Takes an event in that ``check`` has let pass."""
         self.now = max(self.now, event.t)
         match event:
             case events.HeadStarted():
-                self.epoch = event.epoch
-                self.lost_devices.clear()
-                for job in self.jobs.values():
-                    job.failures = 0  # someone may have mended it
+                self._begin_anew(event)
             case events.RoundPlanned():
                 self.round = event.round
             case events.DeviceLost():
-                self.lost_devices[event.device] = event.why
+                if event.device not in self.drained:
+                    self.lost_devices[event.device] = event
             case events.DeviceReturned():
-                self.lost_devices.pop(event.device, None)
+                if event.device not in self.drained:
+                    self.lost_devices.pop(event.device, None)
             case events.RunStopped():
                 self._drop_copies()
             case events.RunFinished():
                 self.finished = True
+            case _ if isinstance(event, _GRANTS):
+                self._grant(event)
             case _:
                 self._apply_to_job(event)
+
+    def _grant(self, event: grants.Grant) -> None:
+        """What people asked for, or were refused."""
+        self.requests[event.request] = not isinstance(event, events.RequestRefused)
+        grants.apply(event, self.jobs)
+        match event:
+            case events.NodesReplaced():
+                self._forget_devices(event.gone)
+                for device in (*event.added, *event.gone):
+                    self.lost_devices.pop(device, None)
+            case events.NodeDrained():
+                why = "it is drained: nothing more is started there"
+                for device in event.devices:
+                    lost = events.DeviceLost(event.t, device, why, Absence.DRAINED)
+                    self.lost_devices[device] = lost
+            case events.QueueClosed():
+                self.is_closed = True
+            case events.JobsCancelled():
+                for number in event.jobs:
+                    self._look_for_quality(self.jobs[number])
+        self._sort()
+
+    def _sort(self) -> None:
+        """Looks who is to be trained now, after jobs have come, been put to rest or gone on."""
+        self.rests += 1
+        self.has_priorities = any(job.priority for job in self.jobs.values())
+        self._open = {n: job for n, job in self.jobs.items() if not job.is_over | job.is_resting}
+
+    @property
+    def drained(self) -> set[str]:
+        """Devices that are to be left."""
+        return {d for d, lost in self.lost_devices.items() if lost.reason is Absence.DRAINED}
 
     def _apply_to_job(self, event: events.Event) -> None:
         match event:
@@ -145,97 +156,190 @@ class RunState:
                 self._commit(event)
             case events.JobCutShort():
                 self._cut_short(event)
+            case events.MilestonePassed():
+                self.jobs[event.job].passed.add(event.step)
+                self._sort()
+            case events.PairAvoided():
+                self.avoided[event.job, event.device] = event
+            case events.JobFailed():
+                self._fail(event)
 
-    def _start(self, event: events.CopyStarted) -> None:
+    def _begin_anew(self, event: events.HeadStarted) -> None:
+        """Someone may have mended what failed; but a card has not grown."""
+        self.epoch = event.epoch
+        drained = self.drained
+        self.lost_devices = {d: lost for d, lost in self.lost_devices.items() if d in drained}
+        self.avoided = {
+            pair: one
+            for pair, one in self.avoided.items()
+            if one.reason.is_too_large and not self.jobs[one.job].failed
+        }
+        for job in self.jobs.values():
+            job.failures.clear()
+            if job.failed:  # nobody has room for it; then it is tried everywhere again, and whole
+                job.failed = None
+                job.pieces.clear()
+                self._look_for_quality(job)
+        self.ended = [number for number in self.ended if self.jobs[number].is_over]
+        self._sort()
+
+    # -- what cannot have happened -----------------------------------------------------------
+
+    def check(self, event: events.Event) -> None:
+        """Raises ValueError or LookupError for an event that contradicts those before it."""
+        _check_figures(event)
+        match event:
+            case events.CopyStarted():
+                self._check_start(event)
+            case events.CopyFinished():
+                self._check_claim(event)
+            case events.CopyLost():
+                self._under_way(event.attempt)
+            case events.WeightsMerged():
+                self._check_merge(event)
+            case events.JobCutShort() | events.JobFailed() | events.MilestonePassed():
+                self._check_turn(event, self.jobs[event.job])
+            case events.PairAvoided() | events.DeviceTooDear() | events.SlotTooShort():
+                _ = self.jobs[event.job]  # raises where it is none
+            case _ if isinstance(event, _GRANTS):
+                grants.check(event, self.jobs, self.requests)
+
+    def _check_turn(self, event: events.Event, job: JobState) -> None:
+        match event:
+            case events.JobCutShort() if job.is_over or job.active:
+                raise ValueError(f"job {job.job.id} is done, or at work: it cannot be cut short")
+            case events.JobFailed() if job.active or (job.is_over and not job.is_unmeasured):
+                raise ValueError(f"job {job.job.id} is done, or at work: it cannot fail")
+            case events.MilestonePassed(step=s) if not job.is_at_milestone or job.limit != s:
+                raise ValueError(f"job {job.job.id} is not at step {s}")
+
+    def _check_start(self, event: events.CopyStarted) -> None:
         if event.attempt in self.started:
             raise ValueError(f"attempt {event.attempt} started twice")
-        job, steps = self.jobs[event.job], StepSet.of(event.slices)
-        if not steps <= job.free:
-            raise ValueError(f"attempt {event.attempt} was given steps that are done or held")
-        job.free -= steps
+        if not StepSet.of(event.slices) <= self.jobs[event.job].free:
+            raise ValueError(f"attempt {event.attempt} was given steps done or held")
+
+    def _under_way(self, attempt: str) -> tuple[JobState, events.CopyStarted]:
+        started = self.started[attempt]
+        job = self.jobs[started.job]
+        if attempt not in job.active and attempt not in job.errands:
+            raise ValueError(f"attempt {attempt} is not under way")
+        return job, started
+
+    def _check_claim(self, event: events.CopyFinished) -> None:
+        job, started = self._under_way(event.attempt)
+        done = StepSet.of(event.slices)
+        if len(done) != event.steps or not done <= StepSet.of(started.slices):
+            raise ValueError(f"attempt {event.attempt} claims steps it was not given")
+        if done and not job.is_based_on_latest(started):
+            raise ValueError(f"attempt {event.attempt} trained weights that are merged already")
+
+    def _check_merge(self, event: events.WeightsMerged) -> None:
+        job = self.jobs[event.job]
+        if event.generation != job.generation + 1:
+            raise ValueError(f"job {event.job} has no generation {event.generation} to commit")
+        named = (*event.accepted, *(attempt for attempt, _ in event.refused))
+        if len(set(named)) < len(named):
+            raise ValueError(f"job {event.job} cannot take a copy twice, or take and refuse it")
+        for attempt in named:
+            if self.started[attempt].job != event.job:
+                raise ValueError(f"attempt {attempt} is not of job {event.job}")
+        for attempt in event.accepted:
+            if attempt not in job.handed_in:
+                raise ValueError(f"attempt {attempt} has nothing to commit")
+
+    # -- what has happened -------------------------------------------------------------------
+
+    def _start(self, event: events.CopyStarted) -> None:
+        job = self.jobs[event.job]
+        job.free -= StepSet.of(event.slices)
         self.started[event.attempt] = event
-        if event.purpose == "train" and job.began_at is None:
+        if event.purpose == TRAIN and job.began_at is None:
             job.began_at = event.t
-        (job.active if event.purpose == "train" else job.errands)[event.attempt] = event
+        (job.active if event.purpose == TRAIN else job.errands)[event.attempt] = event
 
     def _close(self, job: JobState, attempt: str) -> None:
-        if job.active.pop(attempt, None) is None and job.errands.pop(attempt, None) is None:
-            raise ValueError(f"attempt {attempt} is not under way")
+        job.active.pop(attempt, None)
+        job.errands.pop(attempt, None)
         if not job.active and job.began_at is not None:
             job.trained_s, job.began_at = job.trained_by(self.now), None
 
     def _lose(self, event: events.CopyLost) -> None:
-        started = self.started[event.attempt]
-        job = self.jobs[started.job]
+        job, started = self._under_way(event.attempt)
         self._close(job, event.attempt)
         job.free |= StepSet.of(started.slices)
+        job.cannot_share |= event.reason.is_of_sharing
         if not event.node_fault:
-            job.failures += 1
-            job.last_failure = (started.device, event.why, event.log)
+            device = event.device or started.device
+            failure = Failure(event.attempt, device, event.reason, event.why, event.log)
+            job.fail(failure, started.micro_batches)
 
     def _finish(self, event: events.CopyFinished) -> None:
-        started = self.started[event.attempt]
-        job = self.jobs[started.job]
+        job, started = self._under_way(event.attempt)
         self._close(job, event.attempt)
-        done, given = StepSet.of(event.slices), StepSet.of(started.slices)
-        if len(done) != event.steps or not done <= given:
-            raise ValueError(f"attempt {event.attempt} claims steps it was not given")
-        if done and not job.is_based_on_latest(started):
-            raise ValueError(f"attempt {event.attempt} trained weights that are merged already")
-        job.free |= given - done
+        job.free |= StepSet.of(started.slices) - StepSet.of(event.slices)
         if event.quality is not None:  # it may be empty, of a model that diverged
             # Quality is of the weights the copy was *given*: generation 0 means untrained ones.
             if started.generation == 0:
                 job.untrained = event.quality
-            elif started.purpose == "compare":
-                self._compare(job, event.quality)
             else:
-                job.quality = event.quality
+                job.quality, job.measured = event.quality, started.generation
+                if job.is_at_milestone and started.generation == job.generation:
+                    job.scores[job.limit] = event.quality
+            if job.higher_is_better is None:
+                job.higher_is_better = event.higher_is_better
             self._look_for_quality(job)
         if event.steps:
             job.handed_in[event.attempt] = event
-
-    def _compare(self, job: JobState, quality: dict[str, float]) -> None:
-        """The rival's quality decides which weights are the job's: nothing else records it."""
-        if is_better(quality, job.quality or {}):
-            job.weights, job.quality = job.rival, quality
-        job.rival = None
+            job.cannot_share |= bool(started.gang) and not event.members
+        job.is_stopping |= event.stopped == events.BY_SCRIPT and started.purpose == TRAIN
 
     def _commit(self, event: events.WeightsMerged) -> None:
         job = self.jobs[event.job]
-        if event.generation != job.generation + 1:
-            raise ValueError(f"job {event.job} has no generation {event.generation} to commit")
         steps = []
         for attempt in event.accepted:
             finished = job.handed_in.pop(attempt)
             job.done = job.done | StepSet.of(finished.slices)
-            job.failures = 0
+            for device in self.started[attempt].devices:
+                job.failures.pop(device, None)
             steps.append(finished.steps)
         for attempt, why in event.refused:
             if unused := job.handed_in.pop(attempt, None):
                 job.free |= StepSet.of(unused.slices)
-            job.failures += 1
-            job.last_failure = (self.device_of(attempt), why, "")
+            job.fail(Failure(attempt, self.device_of(attempt), Loss.REFUSED, why))
         if not steps:
+            job.is_stopping = False  # whoever said so is not believed
             return
         job.generation = event.generation
         job.weights, job.made_by = event.weights, event.accepted
+        if event.optimizer:
+            job.optimizer = event.weights
         job.effective_steps += sum(s * s for s in steps) / sum(steps) * self._lr_gain(event)
         job.remaining = job.job.target_steps - len(job.done)
         if job.is_trained:
             job.finished_at = event.t
-            job.rival = event.rival or None
             self._end(job)
+        elif job.is_at_milestone:
+            self._look_for_quality(job)
+            self._sort()
 
     def _cut_short(self, event: events.JobCutShort) -> None:
         job = self.jobs[event.job]
-        if job.is_trained or job.active:
-            raise ValueError(f"job {event.job} is done, or at work, and cannot be cut short")
+        job.is_stopping |= event.is_planned
         job.cut_short, job.finished_at, job.free = event.why, event.t, StepSet()
         self._end(job)
 
+    def _fail(self, event: events.JobFailed) -> None:
+        job = self.jobs[event.job]
+        job.failed = event
+        if job.is_trained:  # it is its evaluation that fails
+            self._look_for_quality(job)
+        else:
+            self._end(job)
+
     def _end(self, job: JobState) -> None:
-        del self._open[job.job.id]
+        self._open.pop(job.job.id, None)
+        job.is_paused = False
         self.ended.append(job.job.id)
         self._look_for_quality(job)
 
@@ -250,6 +354,18 @@ class RunState:
         scales = [self.started[attempt].lr_scale for attempt in event.accepted]
         return sum(scales) / len(scales)
 
+    def _forget_devices(self, devices: set[str]) -> None:
+        """Nothing that was learned of them holds for whatever has their names now."""
+        self.avoided = {pair: one for pair, one in self.avoided.items() if pair[1] not in devices}
+        for job in self.jobs.values():
+            for device in devices:
+                job.pieces.pop(device, None)
+                job.failures.pop(device, None)
+            for copy in (*job.active.values(), *job.errands.values()):
+                if not devices.isdisjoint(copy.devices):
+                    self._close(job, copy.attempt)
+                    job.free |= StepSet.of(copy.slices)
+
     def _drop_copies(self) -> None:
         """The head left in order and ended its copies: what they held goes back to the pool."""
         for job in self.jobs.values():
@@ -258,4 +374,27 @@ class RunState:
             job.errands.clear()
             job.handed_in.clear()
             if not job.cut_short:
+                job.is_stopping = False
                 job.free = all_steps(job.job.target_steps) - job.done
+
+    def validate(self) -> None:
+        """Raises AssertionError where parts of the state contradict each other."""
+        for job in self.jobs.values():
+            job.validate()
+            for attempt, copy in (*job.active.items(), *job.errands.items()):
+                assert self.started[attempt] is copy, f"attempt {attempt} is another's"
+            assert job.handed_in.keys() <= self.started.keys(), "an attempt never started"
+        over = {number for number, job in self.jobs.items() if job.is_over}
+        rests = {job.job.id for job in self.resting}
+        assert self._open.keys() == self.jobs.keys() - over - rests, "a job is open and over"
+        assert sorted(self.ended) == sorted(over), "a job ended twice, or was not told"
+        unmeasured = {number for number, job in self.jobs.items() if job.is_unmeasured}
+        assert self._unmeasured.keys() == unmeasured, "a job's quality is not asked for"
+
+
+def _check_figures(event: events.Event) -> None:
+    """The journal cannot hold what is no number: it would not be read back."""
+    for name in event.__slots__:
+        value = getattr(event, name)
+        if value.__class__ is float and not math.isfinite(value):
+            raise ValueError(f"{type(event).__name__} has no finite {name}")

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hadar_cli.adapters.store import RunFacts, RunStore, contradictions_of, read_journal
-from hadar_cli.app.forecast import Verdict, judge
 from hadar_cli.core.events import Event, HeadStarted
-from hadar_cli.core.metrics import summarise
-from hadar_cli.core.model import Device
-from hadar_cli.core.summary import RunSummary
-from hadar_cli.core.timeline import Timeline, trace
+from hadar_cli.core.measures.forecast import Verdict, judge
+from hadar_cli.core.measures.metrics import summarise
+from hadar_cli.core.measures.summary import RunSummary
+from hadar_cli.core.measures.timeline import Timeline, trace
+from hadar_cli.core.model import Device, devices_ever
+from hadar_cli.runs.store import (
+    RunFacts,
+    RunStore,
+    contradictions_of,
+    is_driven,
+    read_journal,
+)
 
 if TYPE_CHECKING:
-    from hadar_cli.core.history import JobHistory
+    from hadar_cli.core.measures.history import JobHistory
+    from hadar_cli.core.measures.sweeps import SweepSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class RunRecord:
 
     @property
     def devices(self) -> list[Device]:
-        return _devices(self.facts)
+        return devices_ever(self.facts.nodes)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -46,9 +52,15 @@ class RunRecord:
 
     @cached_property
     def histories(self) -> list[JobHistory]:
-        from hadar_cli.core.history import follow
+        from hadar_cli.core.measures.history import follow
 
         return follow(self.facts.mix.jobs, self.happened)
+
+    @cached_property
+    def sweeps(self) -> list[SweepSummary]:
+        from hadar_cli.core.measures.sweeps import sweeps_of
+
+        return sweeps_of(self.facts.mix.jobs, self.happened)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -73,24 +85,9 @@ class RunRecord:
 
 
 def read_record(store: RunStore) -> RunRecord:
-    facts, happened = store.facts, read_journal(store.journal_path)
+    happened = read_journal(store.journal_path)
+    facts = store.facts.with_added(happened)
     with contradictions_of(store):
-        summary = summarise(facts.id, facts.mix, _devices(facts), happened)
+        summary = summarise(facts.id, facts.mix, devices_ever(facts.nodes), happened)
     state = "running" if summary.state != "finished" and is_driven(store) else summary.state
     return RunRecord(store, facts, happened, dataclasses.replace(summary, state=state))
-
-
-def is_driven(store: RunStore) -> bool:
-    """Whether a head holds the run now."""
-    try:
-        with (store.directory / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # never locked, or not ours to look at
-        return False
-    return False
-
-
-def _devices(facts: RunFacts) -> list[Device]:
-    return [device for node in facts.nodes if node.enabled for device in node.devices]

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from hadar_cli.core import events
+from hadar_cli.core.grants import Grant
+from hadar_cli.core.reasons import Absence
 from hadar_cli.core.state import JobState, RunState
 from hadar_cli.report.format import brief, count, figures, listed, plain
 
@@ -14,7 +17,6 @@ _LONGEST = 200  # of words that come from a node
 _LONGEST_LINE = 2000
 _ERRANDS = {
     "evaluate": "measures",
-    "compare": "measures the leader of",
     "prepare": "prepares for",
 }
 
@@ -45,44 +47,120 @@ def _describe(event: events.Event, state: RunState) -> str:
             return device_lost(event, _copies_on(event.device, state), state)
         case events.DeviceReturned():
             return f"{event.device} is back"
-        case events.JobCutShort() | events.RunStopped() | events.RunFinished():
-            return _ended(event, state)
+        case _ if isinstance(event, get_args(Grant)):
+            return _granted(event, state)
+    return _ended(event, state)
 
 
-def _ended(
-    event: events.JobCutShort | events.RunStopped | events.RunFinished, state: RunState
-) -> str:
+def _granted(event: Grant, state: RunState) -> str:
+    """What somebody asked for, and what became of it."""
     match event:
+        case events.NodesReplaced():
+            is_more = event.added and not event.gone
+            return f"goes on on {'more' if is_more else 'other'} machines: {event.text}"
+        case events.JobsAdded():
+            steps = count(sum(job.target_steps for job in event.jobs), "step")
+            return f"added {listed([job.name for job in event.jobs])}: {steps}"
+        case events.JobsCancelled():
+            return f"cancelled {_jobs(event.jobs, state)}: copies hand in, what is merged is kept"
+        case events.JobsPaused():
+            return f"paused {_jobs(event.jobs, state)}: copies hand in, nothing more is started"
+        case events.JobsContinued():
+            return f"goes on with {_jobs(event.jobs, state)}"
+        case events.PriorityChanged():
+            return f"priority {event.priority} for {_jobs(event.jobs, state)}"
+        case events.NodeDrained():
+            return f"drains {event.node}: its copies hand in, nothing more is started there"
+        case events.QueueClosed():
+            return "no more work will come: the run ends with what it has"
+    return f"a request was refused: {plain(event.why, _LONGEST)}"
+
+
+def _jobs(jobs: Iterable[int], state: RunState) -> str:
+    return listed([_job(state, job) for job in jobs])
+
+
+def _ended(event: events.Event, state: RunState) -> str:
+    """Of jobs, of pairs and of runs."""
+    match event:
+        case events.PairAvoided():
+            why = plain(event.why, _LONGEST)
+            return f"{_job(state, event.job)} is not given to {event.device} any more: {why}"
+        case events.DeviceTooDear():
+            cost = f"handing in takes {event.cost_s:.1f} s there, more than a copy brings"
+            return f"{_job(state, event.job)} is not forked to {event.device}: {cost}"
+        case events.SlotTooShort():
+            return f"{_job(state, event.job)}: {event.text}"
+        case events.MilestonePassed():
+            return _passed(event, state)
+        case events.JobFailed():
+            why = plain(event.why, _LONGEST)
+            return f"{_job(state, event.job)} failed {why}; the others go on"
         case events.JobCutShort():
             job = state.jobs[event.job]
             steps = f"{len(job.done):,} of {job.job.target_steps:,} steps"
             return f"{_job(state, event.job)} ends here, with {steps}: {event.why}"
         case events.RunStopped():
             done, target = total_steps(state)
-            return f"stopped ({plain(event.why, _LONGEST)}): {done:,} of {target:,} steps are kept"
-        case events.RunFinished():
-            return f"done: {count(len(state.jobs), 'job')} trained in {brief(event.t)}"
+            why, lost = plain(event.why, _LONGEST), not_handed_in(event)
+            return f"stopped ({why}): {done:,} of {target:,} steps are kept{lost}"
+        case _:
+            cancelled = sum(job.is_cancelled for job in state.jobs.values())
+            told = f"done: {count(len(state.jobs) - cancelled, 'job')} trained in {brief(event.t)}"
+            return f"{told}, {cancelled} cancelled" if cancelled else told
+
+
+def _passed(event: events.MilestonePassed, state: RunState) -> str:
+    job, name = state.jobs[event.job], _job(state, event.job)
+    promote = job.job.promote
+    if not promote or event.step not in promote.rungs:
+        return f"{name} goes on after step {event.step:,}"
+    if event.score is None:
+        told = ", ".join(plain(figure, 30) for figure in job.quality or {}) or "nothing"
+        what = f"it does not report {plain(promote.metric, 30)!r}, only {told}"
+        return f"{name} goes on after step {event.step:,} without being judged: {what}"
+    score = f"{plain(promote.metric, 30)} {figures(event.score)}"
+    return f"{name} is promoted at step {event.step:,}: {score}"
+
+
+def not_handed_in(event: events.RunStopped) -> str:
+    """What a run that ended early did not wait for; nothing, mostly."""
+    if not event.not_handed_in:
+        return ""
+    steps = count(sum(event.not_handed_in.values()), "step")
+    devices = listed(sorted(event.not_handed_in))
+    return f"; {devices} did not hand in: {steps} and more, which hadar resume does again"
 
 
 def is_news(event: events.Event, state: RunState) -> bool:
     """Whether the event is worth a line of its own; the others are a run's daily bread."""
     match event:
         case events.HeadStarted():
-            return event.epoch > 1
+            return event.epoch > 1 and not event.goes_on
         case events.CopyFinished():
             return bool(event.quality)
+        case events.MilestonePassed():
+            promote = state.jobs[event.job].job.promote
+            return promote is not None and event.step in promote.rungs
         case events.WeightsMerged():
             return bool(event.refused) or state.jobs[event.job].is_trained
         case events.CopyLost():
             # What a lost device held is told with the device.
-            return not (event.node_fault and state.device_of(event.attempt) in state.lost_devices)
+            device = event.device or state.device_of(event.attempt)
+            return not (event.node_fault and device in state.lost_devices)
     return not isinstance(event, events.RoundPlanned | events.CopyStarted)
 
 
 def tone(event: events.Event) -> str:
     """`good`, `bad` or empty: how to colour the words. Entries can also be `quiet`."""
     match event:
+        case events.JobCutShort() if event.is_planned:
+            return ""
         case events.CopyLost() | events.DeviceLost() | events.JobCutShort() | events.RunStopped():
+            return "bad"
+        case events.PairAvoided() | events.DeviceTooDear() | events.JobFailed():
+            return "bad"
+        case events.SlotTooShort() | events.RequestRefused():
             return "bad"
         case events.WeightsMerged() if event.refused:
             return "bad"
@@ -101,6 +179,8 @@ def device_lost(
     event: events.DeviceLost, copies: Iterable[events.CopyStarted], state: RunState
 ) -> str:
     """The loss of a device that held these copies."""
+    if event.reason is Absence.AWAITED:
+        return plain(f"{event.device} is waited for: {event.why}", _LONGEST_LINE)
     held = [f"{count(copy.quota, 'step')} of {_job(state, copy.job)}" for copy in copies]
     after = f"its {listed(held)} go back to the pool" if held else "the others take its work"
     lost = f"{event.device} lost; {after} ({plain(event.why, _LONGEST)})"
@@ -128,21 +208,19 @@ def _head_started(event: events.HeadStarted, state: RunState) -> str:
 
 def _planned(event: events.RoundPlanned, state: RunState) -> str:
     jobs = len({job for job, _, _ in event.stints})
-    devices = len({device for _, device, _ in event.stints})
-    return f"round {event.round}: {count(jobs, 'job')} on {count(devices, 'device')}"
+    devices = count(len(event.devices), "device")
+    return f"round {event.round}: {count(jobs, 'job')} on {devices}"
 
 
 def _finished(event: events.CopyFinished, state: RunState) -> str:
     started = state.started[event.attempt]
     job = state.jobs[started.job]
-    if started.purpose == "compare":
-        return _compared(job, event.quality or {})
     if event.quality:
         return _quality(job, event.quality, started.generation)
     if started.purpose in _ERRANDS:
         return f"{started.device} {_ERRANDS[started.purpose]} {_job(state, started.job)}: ready"
     steps = count(event.steps, "step")
-    return f"{started.device} handed in {steps} of {_job(state, started.job)}"
+    return f"{started.place} handed in {steps} of {_job(state, started.job)}"
 
 
 def _quality(job: JobState, quality: dict[str, float], generation: int) -> str:
@@ -157,15 +235,9 @@ def _listed(quality: dict[str, float]) -> str:
     return ", ".join(f"{plain(name, 30)} {figures(v)}" for name, v in quality.items())
 
 
-def _compared(job: JobState, leader: dict[str, float]) -> str:
-    """``job`` has the better of the two by now."""
-    verdict = "so it is kept" if job.quality is leader else "so the merged weights are kept"
-    return f"{plain(job.job.name, 40)}: the last merge's leader had {_listed(leader)}, {verdict}"
-
-
 def _copy_lost(event: events.CopyLost, state: RunState) -> str:
     started = state.started[event.attempt]
-    line = f"{_job(state, started.job)} on {started.device} failed: {plain(event.why, _LONGEST)}"
+    line = f"{_job(state, started.job)} on {started.place} failed: {plain(event.why, _LONGEST)}"
     if log := event.log.strip().splitlines():
         line += f" ({plain(log[-1], _LONGEST)})"
     steps = started.quota
@@ -250,7 +322,7 @@ class Chronicle:
             case events.WeightsMerged():
                 self._merges.add(event)
             case events.CopyLost() if event.node_fault and is_news(event, self._state):
-                self._orphans[self._state.device_of(event.attempt)] = event
+                self._orphans[event.device or self._state.device_of(event.attempt)] = event
                 return []
             case events.DeviceLost() if event.device in self._orphans:
                 lost = self._state.started[self._orphans.pop(event.device).attempt]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from hadar_cli.node import contract
 from hadar_cli.workloads import PRESETS, Workload
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,13 +32,13 @@ def parse(workload: Workload, argv: Sequence[str] | None = None) -> argparse.Nam
 
 def seed() -> None:
     """Every copy of a job starts from the same weights."""
-    torch.manual_seed(int(os.environ.get("HADAR_JOB_SEED") or 0))
+    torch.manual_seed(contract.job_seed())
 
 
 def total_steps(args: argparse.Namespace, samples: int) -> int:
     """How long the learning-rate schedule is: the job's target, or by hand φ × epochs."""
     by_hand = math.ceil(samples / args.batch_size) * args.epochs
-    return int(os.environ.get("HADAR_TOTAL_STEPS") or by_hand)
+    return contract.total_steps() or by_hand
 
 
 def cosine(

@@ -1,1 +1,5 @@
-"""Scheduling policies, each a small class with typed fields in the registry."""
+"""Who trains what: the port that policies implement, their registry, and HadarE.
+
+Imports ``core`` and ``core.estimates``. A policy returns data and touches nothing; it knows no
+other policy.
+"""

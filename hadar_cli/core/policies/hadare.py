@@ -9,16 +9,18 @@ the others learned.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from hadar_cli.core.fluid import FluidPlan, Matrix, Vector, forked_optimum
+from hadar_cli.core.arrays import BoolArray, IntArray
+from hadar_cli.core.estimates.fluid import FluidPlan, Matrix, Vector, forked_optimum
 from hadar_cli.core.policies.pools import share_out
-from hadar_cli.core.policies.registry import ClusterView, JobView, Stint, register
-from hadar_cli.core.queue import BoolArray, IntArray
+from hadar_cli.core.policies.port import ClusterView, JobView, Stint, register
+from hadar_cli.core.policies.sharing import helpful_company, share_nodes
 
 # Jobs × devices: beyond these, an optimum's own sparsity has to do, and equals go together.
 _THINNED = 40
@@ -42,7 +44,7 @@ class HadarE:
     def plan(self, view: ClusterView) -> list[Stint]:
         """The optimum's stints; devices that it leaves idle take what nobody else has begun."""
         stints, ends_s = self._optimum(view)
-        used, begun = {s.device for s in stints}, {s.job for s in stints}
+        used, begun = {d for s in stints for d in s.devices}, {s.job for s in stints}
         idle = tuple(device for device in view.devices if device not in used)
         if not view.busy_s or not idle:
             return stints
@@ -61,7 +63,7 @@ class HadarE:
         if len(jobs) * len(view.cluster) <= _SINGLE:  # others will have time for these jobs, too
             devices = (*devices, *view.busy_s)
             busy_s = np.append(busy_s, list(view.busy_s.values()))
-        rates = view.rates.matrix([j.job.id for j in jobs], devices)
+        rates = _rates_worth_using(view, jobs, devices)
         warm = _warm(view, jobs, devices)
         if rates.size > _SINGLE:
             seconds = self._share_out_pools(jobs, rates, warm)
@@ -70,18 +72,21 @@ class HadarE:
         seconds = self._drop_crumbs(seconds, warm, view.start_cost_s)
         ends_s = float((busy_s + seconds.sum(axis=0)).max())
         is_alone = (seconds > 0).sum(axis=1) == (1 if _is_crowded(view) else 0)
+        gangs = _company(view, jobs, seconds, rates)
         _keep_solo(seconds, jobs, rates)
         quotas = _whole_steps(seconds * rates, _totals(jobs, is_alone))
-        fits = np.ceil(rates * view.seconds * self.headroom).astype(int)
         length = np.array([job.remaining_steps for job in jobs]) / rates.sum(axis=1)
         stints = []
         for d, device in enumerate(view.devices):  # the busy ones ask again when they are free
             mine = np.flatnonzero(quotas[:, d])
             order = mine[np.lexsort((mine, length[mine], ~warm[mine, d]))]
             for j in order[: self._enough(quotas[order, d] / rates[order, d], view.seconds)]:
-                steps = int(min(quotas[j, d], max(1, fits[j, d])))
-                stints.append(Stint(jobs[j].job.id, device, steps))
-        return stints, ends_s
+                job, gang = jobs[j].job.id, gangs.get(int(j), ())
+                rate = view.rates.gang(job, gang) if gang else rates[j, d]
+                fits = math.ceil(rate * view.seconds * self.headroom)
+                steps = int(min(quotas[j, d], max(1, fits)))
+                stints.append(Stint(job, device, steps, gang))
+        return share_nodes(stints, jobs, view.cluster, view.rates), ends_s
 
     def _enough(self, lasts_s: Vector, seconds: float) -> int:
         """How many of a device's stints it can come to within the slot, and some to spare."""
@@ -156,6 +161,45 @@ def _keep_solo(seconds: Matrix, jobs: list[JobView], rates: Matrix) -> None:
         if job.solo_steps:
             best = int((seconds[j] * rates[j]).argmax())
             seconds[j, :best] = seconds[j, best + 1 :] = 0.0
+
+
+def _company(
+    view: ClusterView, jobs: list[JobView], seconds: Matrix, rates: Matrix
+) -> dict[int, tuple[str, ...]]:
+    """By row, the gangs of jobs in their solo phase: with devices that would idle otherwise."""
+    reach = {device.name: device.reach for device in view.cluster}
+    gangs: dict[int, tuple[str, ...]] = {}
+    for j, job in enumerate(jobs):
+        if not job.solo_steps or not job.may_share:
+            continue
+        best = int((seconds[j] * rates[j]).argmax())
+        if best >= len(view.devices):
+            continue  # it is busy: the job waits for it
+        first = view.devices[best]
+        others = [
+            device
+            for d, device in enumerate(view.devices)
+            if d != best
+            and reach.get(device) == reach.get(first)
+            and not np.delete(seconds[:, d], j).any()
+            and rates[j, d] > 0
+        ]
+        gang = helpful_company(job, first, others, view.rates)
+        if len(gang) > 1:
+            gangs[j] = gang
+            seconds[:, [view.devices.index(name) for name in gang[1:]]] = 0.0
+    return gangs
+
+
+def _rates_worth_using(view: ClusterView, jobs: list[JobView], devices: Sequence[str]) -> Matrix:
+    """The jobs' rates; 0 where a copy would cost the others more than it brings."""
+    rates = view.rates.matrix([j.job.id for j in jobs], devices)
+    if any(job.too_dear for job in jobs):
+        dear = np.array([[device in job.too_dear for device in devices] for job in jobs])
+        spared = np.where(dear, 0.0, rates)
+        # One that is all there is costs nobody anything.
+        rates = np.where(spared.any(axis=1, keepdims=True), spared, rates)
+    return rates
 
 
 def _startable(view: ClusterView) -> list[JobView]:

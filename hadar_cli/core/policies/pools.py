@@ -11,8 +11,8 @@ import heapq
 
 import numpy as np
 
-from hadar_cli.core.fluid import Matrix, Vector, forked_optimum
-from hadar_cli.core.queue import BoolArray, IntArray
+from hadar_cli.core.arrays import BoolArray, IntArray
+from hadar_cli.core.estimates.fluid import Matrix, Vector, forked_optimum
 
 
 def share_out(steps: Vector, rates: Matrix, warm: BoolArray) -> Matrix:

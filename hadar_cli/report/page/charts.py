@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hadar_cli.core.summary import RunSummary
-from hadar_cli.core.timeline import Timeline, split_over_time
+from hadar_cli.core.measures.summary import JobSummary, RunSummary
+from hadar_cli.core.measures.timeline import Timeline, split_over_time
 from hadar_cli.report.format import count, duration, figures, listed, percent, plain, rate, times
 from hadar_cli.report.page.figure import (
     DASHES,
@@ -354,18 +354,12 @@ def steps(summary: RunSummary) -> Figure:
             *("job", "target", "counted", "effective", "busiest copy alone", "copies", "merges"),
             "speed-up over the best device",
         ),
-        [
-            [
-                job.name,
-                f"{job.steps_target:,}",
-                f"{job.steps_done:,}",
-                f"{job.effective_steps:,.0f}",
-                f"{job.lead_steps:,}",
-                str(job.copies),
-                str(job.merges),
-                times(job.speedup),
-            ]
-            for job in summary.jobs
-        ],
+        [_steps_row(job) for job in summary.jobs],
         "An average of unequal copies moves less far than their steps add up to.",
     )
+
+
+def _steps_row(job: JobSummary) -> list[str]:
+    steps = (job.steps_target, job.steps_done, job.effective_steps, job.lead_steps)
+    counts = str(job.copies), str(job.merges), times(job.speedup)
+    return [job.name, *(f"{number:,.0f}" for number in steps), *counts]

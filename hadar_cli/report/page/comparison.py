@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hadar_cli.report.compare import Comparison, JobOutcome
 from hadar_cli.report.format import NOTHING, duration, figures, percent
 from hadar_cli.report.page.charts import completions
 from hadar_cli.report.page.figure import (
@@ -22,6 +21,7 @@ from hadar_cli.report.page.figure import (
     percents,
 )
 from hadar_cli.report.record import RunRecord
+from hadar_cli.report.terminal.runs import Comparison, JobOutcome
 
 
 def of_runs(records: Sequence[RunRecord], compared: Comparison) -> Iterator[Figure]:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from hadar_cli.core.measures.timeline import Span, Timeline
 from hadar_cli.core.model import Job
-from hadar_cli.core.timeline import Span, Timeline
 from hadar_cli.report.format import duration, percent
-from hadar_cli.report.gantt import key
 from hadar_cli.report.page.figure import (
     Clock,
     Figure,
@@ -22,6 +21,7 @@ from hadar_cli.report.page.figure import (
     pattern,
     upright_line,
 )
+from hadar_cli.report.terminal.gantt import key
 
 _FINEST = 1500  # bars closer than this share of the time cannot be told apart
 _ROOM_FOR_LETTER = 0.02

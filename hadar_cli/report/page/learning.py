@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hadar_cli.core.history import JobHistory
+from hadar_cli.core.measures.history import JobHistory
 from hadar_cli.report.format import duration, figures, plain
 from hadar_cli.report.page.figure import GREY, Clock, Figure, Trace, axis, colour, label, layout
 from hadar_cli.report.record import RunRecord

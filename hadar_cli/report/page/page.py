@@ -7,9 +7,8 @@ from importlib.resources import files
 from string import Template
 
 from hadar_cli import __version__
+from hadar_cli.core.measures.summary import RunSummary
 from hadar_cli.core.state import RunState
-from hadar_cli.core.summary import RunSummary
-from hadar_cli.report.compare import MEASURES, Comparison, compare, measure_text
 from hadar_cli.report.format import NOTHING, clock, count, duration, figures, percent, plain, when
 from hadar_cli.report.page import charts, settings
 from hadar_cli.report.page.comparison import of_runs
@@ -17,7 +16,9 @@ from hadar_cli.report.page.figure import Figure
 from hadar_cli.report.page.gantt import gantt
 from hadar_cli.report.page.learning import learning
 from hadar_cli.report.page.markup import chart, embedded, section, table, text, tile
+from hadar_cli.report.page.sweep import of_sweep
 from hadar_cli.report.record import RunRecord
+from hadar_cli.report.terminal.runs import MEASURES, Comparison, compare, measure_text
 from hadar_cli.report.words import Chronicle, Entry
 
 _MOST_EVENTS = 1000
@@ -80,6 +81,10 @@ def _story(record: RunRecord, page: _Page) -> Iterator[str]:
     )
     yield '<div class="tiles">' + "".join(_tiles(summary)) + "</div>"
     yield section(page.place(gantt(record.timeline, facts.mix.jobs)))
+    for place, sweep in enumerate(record.sweeps):
+        parallel, *lines = of_sweep(sweep, place, summary.ttd_s)
+        yield section(page.place(parallel))
+        yield '<div class="pair">' + "".join(section(page.place(one)) for one in lines) + "</div>"
     shown = list(charts.of_run(record))
     yield '<div class="pair">' + "".join(section(page.place(one)) for one in shown[:2]) + "</div>"
     yield section(page.place(shown[2]))
@@ -107,7 +112,10 @@ def _tiles(summary: RunSummary) -> Iterator[str]:
     against = f"{summary.ttd_s / bound:.2f} × lower bound {duration(bound)}" if bound else ""
     yield tile("TTD", duration(summary.ttd_s), against if finished else "so far")
     done = sum(job.jct_s is not None for job in summary.jobs)
-    jobs = f"{done} of {count(len(summary.jobs), 'job')} done"
+    failed = sum(job.failed is not None for job in summary.jobs)
+    jobs = f"{done} of {count(len(summary.jobs), 'job')} done" + (
+        f", {failed} failed" * bool(failed)
+    )
     yield tile("Mean JCT", duration(summary.mean_jct_s), jobs)
     yield tile("CRU", percent(summary.cru), f"{percent(summary.cru_paper)} of allocated slots")
     counted = sum(job.steps_done for job in summary.jobs)
@@ -118,7 +126,7 @@ def _tiles(summary: RunSummary) -> Iterator[str]:
 
 
 def _forecasts(record: RunRecord) -> Iterator[str]:
-    from hadar_cli.adapters.forecast import review  # numpy and the solver
+    from hadar_cli.simulation.rehearsal import review  # numpy and the solver
 
     times_s = {job.name: job.jct_s for job in record.summary.jobs}
     for verdict in review(record.facts, record.happened):
@@ -180,8 +188,7 @@ def _events(record: RunRecord) -> Iterator[str]:
 def _chronicle(record: RunRecord) -> Iterator[Entry]:
     state = RunState(record.facts.mix.jobs)
     chronicle = Chronicle(state)
-    for event in record.happened:
-        state.apply(event)
+    for event in state.following(record.happened):
         yield from chronicle.hear(event)
     yield from chronicle.growing
 

@@ -83,7 +83,7 @@ def _settings(record: RunRecord) -> dict[str, str]:
 
 
 def _job_row(job: Job) -> list[str]:
-    script = Path(job.launch.script).name if job.launch.script else job.workload
+    script = Path(job.launch.code).name if job.launch.code else job.workload
     return [
         job.name,
         plain(script, 40),
@@ -92,7 +92,7 @@ def _job_row(job: Job) -> list[str]:
         str(job.batch_size),
         job.model_size,
         job.dataset_size,
-        f"{'up to ' if job.elastic else ''}{job.gpus}",
+        f"{job.least_gpus} to {job.most_gpus}" if job.sizes or job.elastic else str(job.gpus),
         f"{job.arrives_s:g} s",
     ]
 
@@ -146,6 +146,8 @@ def _job_fields(job: Job) -> dict[str, Any]:
     what = {"workload": launch.workload} if launch.workload else {}
     if launch.script:
         what = {"script": Path(launch.script).name}
+    elif launch.module:
+        what = {"module": launch.module}
     fields = {name: getattr(job, name) for name in _SAME_IN_JOB}
     more = {
         "fork": job.fork,
@@ -155,6 +157,8 @@ def _job_fields(job: Job) -> dict[str, Any]:
         "setup": _HIDDEN if launch.setup else None,
         "env": dict.fromkeys(launch.env, _HIDDEN),
         "data_dir": launch.data_dir,
+        "data": [Path(path).name for path in launch.data],
+        "venv": Path(launch.venv).name if launch.venv else None,
     }
     return {
         **what,

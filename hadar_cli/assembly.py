@@ -1,0 +1,324 @@
+"""Puts a run together and drives it: store, executor, tracker and loop."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TypeAlias
+
+from hadar_cli import __version__, policies
+from hadar_cli.core import events
+from hadar_cli.core.estimates.gangs import speeds_seen
+from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.measures.metrics import lower_bound
+from hadar_cli.core.model import Job, Mix, Node, devices_of
+from hadar_cli.core.reasons import Absence
+from hadar_cli.core.state import RunState
+from hadar_cli.engine.ports import Observer, Observers
+from hadar_cli.engine.rounds import RoundLoop
+from hadar_cli.engine.tracker import Tracker
+from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
+from hadar_cli.nodes.connection import Connection
+from hadar_cli.nodes.executor import NodeExecutor
+from hadar_cli.nodes.local import LocalAccess, LocalConnection
+from hadar_cli.nodes.remote import RemoteAccess, RemoteConnection, command_of
+from hadar_cli.nodes.supply.early_outputs import EarlyOutputs
+from hadar_cli.nodes.supply.outputs import bring_home
+from hadar_cli.nodes.supply.preparation import prepare
+from hadar_cli.project.packing import CodePacker
+from hadar_cli.project.requirements import read_requirements
+from hadar_cli.runs.consolidation import StoreConsolidator
+from hadar_cli.runs.desk import Desk, RunChanged
+from hadar_cli.runs.housekeeping import Housekeeper
+from hadar_cli.runs.leaders import Leaders
+from hadar_cli.runs.store import (
+    FileJournal,
+    RunFacts,
+    RunStore,
+    contradictions_of,
+    mend_journal,
+    read_journal,
+)
+from hadar_cli.transports import access_to, check_request
+from hadar_cli.visits.inspection import find_objections
+from hadar_cli.visits.visit import DEADLINE_S, tidy
+
+Watch: TypeAlias = Callable[[RunState, RateModel, Callable[[], float]], Observer]
+
+
+_LAST_WORDS_S = 10.0  # for scripts to save what they leave, once all is trained
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user asked to stop, and the loop stands where nothing is half done."""
+
+
+class _Interrupts(Observer):
+    """Ctrl-C and SIGTERM, heeded at the loop's ticks only: state and journal never part.
+
+    A second one stops at once, leaving uncommitted steps to the next head. While processes are
+    being ended, none is heard.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._count, self._heeded, self._deaf = 0, False, False
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        before = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def _catch(self, signum: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count > 1 and not self._deaf:
+            raise KeyboardInterrupt
+
+    def ignore(self, is_deaf: bool = True) -> None:
+        self._deaf = is_deaf
+
+    def tick(self) -> None:
+        if self._count and not self._heeded:
+            self._heeded = True
+            self._tell()
+            raise Interrupted
+
+
+def _nothing() -> None: ...
+
+
+def drive(store: RunStore, watch: Watch, on_interrupt: Callable[[], None] = _nothing) -> RunState:
+    """Runs or resumes the store's run to its end; ``watch`` makes the observer.
+
+    Ctrl-C and SIGTERM call ``on_interrupt``, wind the run up and end in KeyboardInterrupt.
+    """
+    interrupts = _Interrupts(on_interrupt)
+    with store.locked(), interrupts.caught():
+        goes_on = False
+        while True:
+            with suppress(RunChanged):
+                return _drive(store, watch, interrupts, goes_on)
+            goes_on = True
+
+
+def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool) -> RunState:
+    happened = mend_journal(store.journal_path)
+    facts = _noted(store, happened)
+    devices = devices_of(facts.nodes)
+    state, rates = RunState(facts.mix.jobs), RateModel(facts.mix.jobs, devices)
+    with contradictions_of(store):
+        for event in state.following(happened):
+            _learn(rates, state, event)
+    if state.finished:
+        return state
+    interrupts.ignore(False)
+    for job in state.jobs.values():
+        for digest in job.files:
+            store.verify(digest)
+    policy = policies.create(facts.mix.policy)
+    journal = FileJournal(store.journal_path)
+    epoch = state.epoch + 1
+    imports = ["torch"] if any(j.job.launch.workload for j in state.unfinished) else []
+    connections = connect(facts.nodes, store)
+    executor = NodeExecutor(connections, epoch, state.now, imports)
+    home = _Homecoming(store, state, connections)
+    watchers = [watch(state, rates, executor.now), Housekeeper(store, state), home, interrupts]
+    observer = Observers(watchers)
+    names = [device.name for device in devices]
+    waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
+    merger = StoreConsolidator(store, doubted=filter(None, waiting))
+    tracker = Tracker(facts.mix, names, state, journal, merger, executor.now, observer)
+    desk = Desk(store, tracker, executor.now)
+    observer.add(desk)
+    loop = RoundLoop(facts.mix, devices, policy, executor, tracker, rates, observer)
+    tracker.record(events.HeadStarted(executor.now(), epoch, _versions(), goes_on))
+    for device, why in find_objections(facts.nodes, store.directory.parent).items():
+        tracker.lose_device(device, Absence.TAKEN, why)
+    staying: list[str] = []  # nodes that the run keeps although this loop ends
+    try:
+        jobs = [job.job for job in (*state.unfinished, *state.resting)]
+        for name, why in prepare(connections, jobs, observer.preparing, observer.tick).items():
+            for lost in (device.name for device in devices if device.node == name):
+                tracker.lose_device(lost, Absence.UNPREPARED, why)
+        desk.open(loop.heed)
+        loop.train()
+        if facts.waits_for_work and not state.is_closed:
+            _await_work(executor, observer, state, home)
+        desk.look()  # for the last time: what comes later is not taken up
+        _require_rest(state)
+        loop.finish(lambda: lower_bound(facts.mix, devices, read_journal(store.journal_path)))
+    except RunChanged:
+        loop.settle()
+        staying = [node.name for node in store.facts.nodes if node.enabled]
+        executor.leave(staying)
+        raise
+    except (Interrupted, UnfinishedError, RefusedError) as reason:
+        desk.close()
+        loop.wind_up("interrupted" if isinstance(reason, Interrupted) else str(reason))
+        raise
+    finally:
+        interrupts.ignore()
+        executor.stop(grace_s=_LAST_WORDS_S if state.finished else 1.0)
+        journal.close()
+        home.early.stop()
+        home.end(brings_all=state.finished, keeps=staying)
+    return state
+
+
+class _Homecoming(Observer):
+    """Brings home what scripts left in HADAR_OUT, from the copy that led each job: when a job ends,
+    and all of it once more when the run does. Problems go to a file."""
+
+    def __init__(self, store: RunStore, state: RunState, connections: Sequence[Connection]) -> None:
+        self._state, self._connections = state, connections
+        self._folder = store.directory / "out"
+        self._leaders = Leaders(read_journal(store.journal_path))
+        self._node_of = {d.name: c.node for c in connections for d in c.node.devices}
+        nodes = {node.name: node for node in self._node_of.values()}
+        self.early = EarlyOutputs(lambda name: connect([nodes[name]], store)[0], self._folder)
+
+    def happened(self, event: events.Event) -> None:
+        self._leaders.take(event)
+        if isinstance(event, events.WeightsMerged | events.JobCutShort | events.JobFailed):
+            job, node = self._state.jobs[event.job], self._place(event.job)
+            is_over = job.is_over
+            if node and is_over and self._state.unfinished:  # else the run's end comes at once
+                self.early.fetch(job.job, node)
+
+    def _place(self, number: int) -> str | None:
+        """The node that has what the job left, if it can have left anything."""
+        node = self._node_of.get(self._leaders.by_job.get(number, ""))
+        return node.name if node and self._state.jobs[number].job.launch.code else None
+
+    def end(self, brings_all: bool, keeps: Collection[str] = ()) -> None:
+        """What is allotted to the run, but for what it ``keeps``, is given back in any case."""
+        left = [one for one in self._connections if one.node.name not in keeps]
+        problems = [*(self._bring_all() if brings_all else ()), *_give_back(left)]
+        if problems:
+            self._folder.mkdir(exist_ok=True)
+            (self._folder / "problems.txt").write_text("\n".join(problems) + "\n")
+
+    def _bring_all(self) -> Sequence[str]:
+        wanted: dict[str, list[Job]] = {}
+        for number in self._leaders.by_job:
+            if node := self._place(number):
+                wanted.setdefault(node, []).append(self._state.jobs[number].job)
+        return bring_home(self._connections, wanted, self._folder)
+
+
+def _give_back(connections: Sequence[Connection]) -> list[str]:
+    """Machines that were allotted to the run, to whoever allots them; what went wrong."""
+
+    def give_back(connection: Connection) -> str:
+        try:
+            connection.give_back()
+        except HadarError as error:
+            return f"{connection.node.name}: {error}; its allocation ends by itself when idle"
+        return ""
+
+    lent = [connection for connection in connections if connection.node.is_allotted]
+    with ThreadPoolExecutor(max(1, len(lent))) as pool:
+        return [problem for problem in pool.map(give_back, lent) if problem]
+
+
+def _noted(store: RunStore, happened: Sequence[events.Event]) -> RunFacts:
+    """The run's facts, with jobs that its journal adds."""
+    noted = store.facts
+    facts = noted.with_added(happened)
+    if facts != noted:
+        store.write_facts(facts)
+    return facts
+
+
+def _await_work(
+    executor: NodeExecutor, observer: Observer, state: RunState, home: _Homecoming
+) -> None:
+    """Leaves the machines to others until there is work, which raises, or nobody will bring any."""
+    executor.stop(_LAST_WORDS_S)
+    home.end(brings_all=True)
+    while not state.is_closed:
+        executor.wait(executor.now() + executor.tick_s)
+        observer.tick()
+        _require_rest(state)
+
+
+def _require_rest(state: RunState) -> None:
+    """Somebody may have gone on with what was paused."""
+    if state.unfinished or state.unmeasured:
+        raise RunChanged
+
+
+@contextmanager
+def short_run(
+    name: str, jobs: Sequence[Job], nodes: Sequence[Node], grace_s: float
+) -> Iterator[tuple[RunStore, NodeExecutor]]:
+    """An executor for a few orders outside any run; no file or process of it stays behind."""
+    with tempfile.TemporaryDirectory(prefix="hadar-") as directory:
+        facts = RunFacts(name, Mix(name, tuple(jobs)), tuple(nodes), "", __version__)
+        store = RunStore.create(Path(directory), facts)
+        executor = NodeExecutor(connect(nodes, store), 1, 0.0)
+        try:
+            yield store, executor
+        finally:
+            executor.stop(grace_s)
+            far = [node for node in nodes if not node.is_local]
+            # What a node that is gone keeps, `hadar clean` finds.
+            list(tidy(far, Path(directory), "remove", name, [name], DEADLINE_S))
+
+
+def venv_here(file: Path, store: RunStore) -> str:
+    """The Python of a job's ``venv`` on this computer, made unless it is there."""
+    connection = LocalConnection(
+        LocalAccess(Node("here", "local")), store, CodePacker(store.directory)
+    )
+    try:
+        return connection.make_venv(read_requirements(file))
+    finally:
+        connection.close()
+
+
+def check_nodes(nodes: Sequence[Node]) -> None:
+    """Refuses nodes that cannot be reached as they are written, before a run is made for them."""
+    for node in nodes:
+        if node.enabled and not node.is_local:
+            command_of(node)
+            check_request(node)
+
+
+def connect(nodes: Sequence[Node], store: RunStore) -> list[Connection]:
+    """Connections to the enabled nodes, none of them opened yet."""
+    packer = CodePacker(store.directory / "code")
+    ways = [access_to(node, store.directory.name) for node in nodes if node.enabled]
+    return [_connection(access, store, packer) for access in ways]
+
+
+def _connection(
+    access: LocalAccess | RemoteAccess, store: RunStore, packer: CodePacker
+) -> Connection:
+    if isinstance(access, LocalAccess):
+        return LocalConnection(access, store, packer)
+    return RemoteConnection(access, store, packer)
+
+
+def _learn(rates: RateModel, state: RunState, event: events.Event) -> None:
+    if isinstance(event, events.CopyFinished) and event.steps and event.train_s > 0:
+        started = state.started[event.attempt]
+        for device, steps, seconds in speeds_seen(started, event):
+            rates.observe(started.job, device, steps, seconds)
+    elif isinstance(event, events.NodesReplaced):
+        for device in event.changed:
+            rates.forget(device)
+
+
+def _versions() -> dict[str, str]:
+    return {"hadar": __version__, "python": platform.python_version(), "system": platform.system()}

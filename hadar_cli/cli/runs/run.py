@@ -1,0 +1,181 @@
+"""``hadar run MIX``: checks everything, then trains to the end."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hadar_cli import __version__
+from hadar_cli.cli import completion
+from hadar_cli.cli.options import (
+    DEFAULT_NODES,
+    DEFAULT_RUNS,
+    AsJson,
+    NodesFile,
+    NoLive,
+    RunsDir,
+    flag,
+    preset_note,
+    read_inventory,
+    require_file,
+    stderr,
+)
+from hadar_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from hadar_cli.cli.travel import Parcel
+    from hadar_cli.core.model import Device, Mix, Node
+    from hadar_cli.runs.store import RunFacts
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def run(
+    mix: Annotated[Path, typer.Argument(metavar="MIX", help="The batch of jobs, a YAML file.")],
+    nodes: NodesFile = DEFAULT_NODES,
+    runs_dir: RunsDir = DEFAULT_RUNS,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:field=value,...]",
+            help="Use this policy, not the mix's.",
+            autocompletion=completion.policies,
+        ),
+    ] = None,
+    slot: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.1, help="How long a round lasts.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Seed of the order of the data.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the paper's data sets are.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="RUN", help="What to call the run.")] = None,
+    wait_for_work: Annotated[
+        bool, flag("--wait-for-work", "Stay when all is done, for more: hadar add, hadar close.")
+    ] = False,
+    dry_run: Annotated[
+        bool, flag("--dry-run", "Show what would run where, and start nothing.")
+    ] = False,
+    as_json: AsJson = False,
+    no_live: NoLive = False,
+) -> None:
+    """Train a mix of jobs on the machines of the inventory.
+
+    Ctrl-C stops the run: copies hand in what they have, and `hadar resume` goes on from there.
+    """
+    from hadar_cli.assembly import check_nodes
+    from hadar_cli.cli.conduct import conduct
+    from hadar_cli.cli.travel import parcels
+    from hadar_cli.core.model import devices_of
+    from hadar_cli.runs.store import RunStore
+    from hadar_cli.simulation.fitting import slot_for
+    from hadar_cli.simulation.rehearsal import gather
+
+    inventory = read_inventory(nodes)
+    batch = _read_mix(mix, devices_of(inventory), data_dir, policy, slot, seed)
+    if batch.chooses_slot and not slot:
+        batch = replace(batch, slot_s=slot_for(gather(batch, inventory, runs_dir).costs))
+    if dry_run:
+        from hadar_cli.cli.dry_run import show
+
+        show(batch, inventory, runs_dir, as_json)
+        return
+    check_nodes(inventory)
+    sent = parcels(batch)
+    facts = replace(_facts(batch, inventory, runs_dir, name), waits_for_work=wait_for_work)
+    _announce(facts, sent)
+    conduct(RunStore.create(runs_dir, facts), as_json, no_live)
+
+
+def _read_mix(
+    path: Path,
+    devices: list[Device],
+    data_dir: Path | None,
+    policy: str | None,
+    slot_s: float | None,
+    seed: int | None,
+) -> Mix:
+    """The mix as the options change it, its policy checked."""
+    from hadar_cli import policies
+    from hadar_cli.cli.policy_options import parse_policy
+    from hadar_cli.config.mixes import read_mix
+    from hadar_cli.core.estimates.suitability import require_room
+    from hadar_cli.core.model import are_accelerators
+
+    require_file(path)
+    mix = read_mix(path, accelerators=are_accelerators(devices), data_dir=data_dir)
+    changes: dict[str, Any] = {"slot_s": slot_s, "seed": seed}
+    if policy:
+        changes["policy"] = parse_policy(policy)
+    mix = replace(mix, **{key: value for key, value in changes.items() if value is not None})
+    chosen = policies.create(mix.policy, file=None if policy else str(path))
+    require_room(mix.jobs, devices, str(path), gangs=not chosen.forks)
+    return mix
+
+
+def _facts(batch: Mix, inventory: tuple[Node, ...], runs: Path, name: str | None) -> RunFacts:
+    from hadar_cli.runs.store import RunFacts
+    from hadar_cli.simulation.rehearsal import forecast
+
+    now = datetime.now().astimezone()
+    return RunFacts(
+        id=_run_id(runs, name, f"{batch.name}-{now:%m%d-%H%M}"),
+        mix=batch,
+        nodes=inventory,
+        started_at=now.isoformat(timespec="seconds"),
+        hadar_version=__version__,
+        forecast=forecast(batch, inventory, runs),
+        token=secrets.token_hex(8),
+    )
+
+
+def _run_id(runs: Path, name: str | None, stem: str) -> str:
+    """The name asked for, or the stem with a number where it is taken."""
+    if name is None:
+        count, run_id = 1, stem
+        while (runs / run_id).exists():
+            count += 1
+            run_id = f"{stem}-{count}"
+        return run_id
+    if not _RUN_NAME.fullmatch(name):
+        fix = "use letters, digits, dots, dashes and underscores"
+        raise InputError(f"{name!r} cannot name a run", field="--name", fix=fix)
+    from hadar_cli.runs.store import is_taken
+
+    if is_taken(runs / name):
+        raise InputError(
+            f"there is already a run {name!r} in {runs}/",
+            field="--name",
+            fix=f"choose another name, or go on with it: hadar resume {name}",
+        )
+    return name
+
+
+def _announce(facts: RunFacts, sent: list[Parcel]) -> None:
+    from hadar_cli.cli.travel import lines
+    from hadar_cli.core.model import devices_of
+    from hadar_cli.report.format import count, duration
+
+    console, mix, devices = stderr(), facts.mix, devices_of(facts.nodes)
+    jobs, steps = len(mix.jobs), sum(job.target_steps for job in mix.jobs)
+    size = [count(jobs, "job"), count(steps, "step"), count(len(devices), "device")]
+    console.print(f"run {facts.id}: {', '.join(size)}")
+    if note := preset_note(mix, devices):
+        console.print(note)
+    if mix.chooses_slot:
+        console.print(f"slot_s auto: rounds of {mix.slot_s:g} s")
+    for line in lines(mix, sent):
+        console.print(line)
+    if facts.forecast:
+        expected = facts.forecast
+        drops = any(job.promote or job.stop for job in mix.jobs)
+        told = f"{duration(expected.ttd_s)}{', were all trained to the end' if drops else ''}"
+        console.print(f"forecast: {told}, {expected.caution}")

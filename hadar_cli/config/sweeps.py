@@ -1,0 +1,205 @@
+"""Reads the fields of a job that make it a sweep: ``grid``, ``sample``, ``promote``, ``stop``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from random import Random
+from typing import Any, TypeAlias
+
+from hadar_cli.config.fields import Reader, Spot, integer, list_of, number, record, scalar, table_of
+from hadar_cli.config.fields import text as words
+from hadar_cli.core.estimates.quality import higher_is_better
+from hadar_cli.core.model import Job, Plateau, Promotion, Trial
+
+Value: TypeAlias = str | bool | int | float
+MOST_TRIALS = 10_000
+_PARAMETER = re.compile(r"(env\.)?-{0,2}[A-Za-z_][\w.-]*")
+_LONGEST_NAME = 60
+_DIGITS = 4  # of drawn numbers: names and tables stay readable
+
+
+def _range(value: Any, spot: Spot) -> tuple[float, float]:
+    ends = list_of(number(-1e300, 1e300))(value, spot)
+    if len(ends) != 2 or not ends[0] < ends[1]:
+        raise spot.error("is no range", "Give two numbers, the smaller first: [0.001, 0.1].")
+    return ends[0], ends[1]
+
+
+def _drawn(value: Any, spot: Spot) -> tuple[str, Any]:
+    """How a value is drawn: from a list, or from ``uniform``, ``log`` or ``int`` ranges."""
+    if isinstance(value, list):
+        return "choice", _values(value, spot)
+    found = record({"uniform": _range, "log": _range, "int": _range})(value, spot)
+    if len(found) != 1:
+        fix = "Give one of them, e.g. {log: [0.0001, 0.1]}, or a list to choose from."
+        raise spot.error("needs one of 'uniform', 'log' and 'int'", fix)
+    ((kind, ends),) = found.items()
+    if kind == "log" and ends[0] <= 0:
+        raise spot.inside("log").error("goes down to 0 or below", "Begin above 0.")
+    return kind, ends
+
+
+def _values(value: Any, spot: Spot) -> tuple[Value, ...]:
+    values = list_of(scalar)(value, spot)
+    if not values:
+        raise spot.error("lists no values", "Add some, e.g. [0.1, 0.01].")
+    return values
+
+
+SWEEP_FIELDS: dict[str, Reader[Any]] = {
+    "grid": table_of(_values, _PARAMETER),
+    "sample": table_of(_drawn, _PARAMETER),
+    "trials": integer(1, MOST_TRIALS),
+    "promote": record(
+        {
+            "metric": words(),
+            "keep": integer(2, 1000),
+            "rungs": list_of(integer(1, 10**12)),
+        },
+    ),
+    "stop": record(
+        {"metric": words(), "patience": integer(1, 10**6), "every": integer(1, 10**12)},
+        required=("patience",),
+    ),
+}
+
+
+def unfold(
+    job: Job, row: Mapping[str, Any], spot: Spot, seed: int, metric: str | None
+) -> list[Job]:
+    """The job as often as it is wanted, or its trials; ``metric`` is what its workload measures."""
+    if "stop" in row:
+        job = replace(job, stop=_plateau(row["stop"], job, spot.inside("stop"), metric))
+    if "grid" not in row and "sample" not in row:
+        for name in ("trials", "promote"):
+            if name in row:
+                problem, fix = "there is nothing to sweep", "Add 'grid' or 'sample'."
+                raise spot.inside(name).error(problem, fix)
+        if "count" not in row:
+            return [job]
+        return [replace(job, name=f"{job.name}-{n + 1}") for n in range(row["count"])]
+    if "count" in row:
+        raise spot.inside("count").error("cannot stand beside a sweep", "Keep one of the two.")
+    points = list(_points(row, spot, f"{seed} {job.name}"))
+    if "promote" in row:
+        promote = _promotion(row["promote"], job, len(points), spot.inside("promote"), metric)
+        # A trial's model must not depend on the machines that it was given.
+        job = replace(job, promote=promote, fork=job.fork or 1)
+    names = _names(job.name, points)
+    return [_trial(job, names[i], i, point) for i, point in enumerate(points)]
+
+
+def _points(row: Mapping[str, Any], spot: Spot, seed: str) -> Iterator[dict[str, Value]]:
+    grid, sample = row.get("grid", {}), row.get("sample", {})
+    for name, table in (("grid", grid), ("sample", sample)):
+        if name in row and not table:
+            raise spot.inside(name).error("sweeps nothing", "Name a parameter: {lr: [0.1, 0.01]}.")
+    if both := grid.keys() & sample.keys():
+        raise spot.inside("sample").error(f"'{min(both)}' is in 'grid', too", "Keep one of them.")
+    if sample and "trials" not in row:
+        raise spot.error("'sample' needs 'trials'", "Say how many to draw, e.g. trials: 20.")
+    if "trials" in row and not sample:
+        raise spot.inside("trials").error("needs 'sample'", "A grid has as many as it has points.")
+    draws = row["trials"] if sample else 1
+    count = math.prod(map(len, grid.values())) * draws
+    if count > MOST_TRIALS:
+        problem = f"makes {count:,} trials, more than {MOST_TRIALS:,}"
+        raise spot.error(problem, "Leave out values, or draw some: sample, trials.")
+    dice = Random(seed)  # noqa: S311 - anybody may know what comes
+    drawn = [{name: _draw(how, dice) for name, how in sample.items()} for _ in range(draws)]
+    for point in product(*grid.values()):
+        for one in drawn:
+            yield {**dict(zip(grid, point, strict=True)), **one}
+
+
+def _draw(how: tuple[str, Any], dice: Random) -> Value:
+    kind, ends = how
+    if kind == "choice":
+        chosen: Value = dice.choice(ends)
+        return chosen
+    if kind == "int":
+        return dice.randint(math.ceil(ends[0]), math.floor(ends[1]))
+    if kind == "log":
+        return float(f"{math.exp(dice.uniform(*map(math.log, ends))):.{_DIGITS}g}")
+    return float(f"{dice.uniform(*ends):.{_DIGITS}g}")
+
+
+def _trial(job: Job, name: str, number: int, point: Mapping[str, Value]) -> Job:
+    launch = job.launch
+    args, env = list(launch.args), dict(launch.env)
+    for parameter, value in point.items():
+        if parameter.startswith("env."):
+            env[parameter.removeprefix("env.")] = str(value)
+        else:
+            dashes = "" if parameter.startswith("-") else "--"
+            args += [f"{dashes}{parameter}", str(value)]
+    return replace(
+        job,
+        name=name,
+        trial=Trial(job.name, number, dict(point)),
+        launch=replace(launch, args=tuple(args), env=env),
+    )
+
+
+def _names(base: str, points: list[dict[str, Value]]) -> list[str]:
+    """Names from the values, as long as these are short and tell the trials apart."""
+    names = [
+        "-".join([base, *(f"{_short(name)}{_plain(value)}" for name, value in point.items())])
+        for point in points
+    ]
+    if len(set(names)) == len(names) and max(map(len, names)) <= _LONGEST_NAME:
+        return names
+    width = len(str(len(points)))
+    return [f"{base}-{number:0{width}}" for number in range(1, len(points) + 1)]
+
+
+def _short(parameter: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "", parameter.removeprefix("env."))
+
+
+def _plain(value: Value) -> str:
+    written = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", written)
+
+
+def _metric(given: str | None, default: str | None, job: Job, spot: Spot) -> str:
+    metric = given or default
+    if metric is None:
+        fix = "Name what the script's evaluation returns, e.g. metric: accuracy."
+        raise spot.error("'metric' is missing", fix)
+    if default and metric != default:
+        problem = f"the workload measures '{default}', not '{metric}'"
+        raise spot.inside("metric").error(problem, f"Leave it out, or: metric: {default}")
+    if higher_is_better(metric, job.higher_is_better) is None:
+        problem = f"whether more of '{metric}' is better is not known"
+        raise spot.inside("metric").error(
+            problem, "Add higher_is_better: true or false to the job."
+        )
+    return metric
+
+
+def _promotion(
+    found: Mapping[str, Any], job: Job, trials: int, spot: Spot, metric: str | None
+) -> Promotion:
+    keep, target = found.get("keep", 3), job.target_steps
+    rungs = found.get("rungs")
+    if rungs is None:
+        count = max(1, int(math.log(trials, keep) + 1e-9))
+        rungs = {max(1, target // keep**power) for power in range(1, count + 1)}
+    if not rungs or max(rungs) >= target:
+        raise spot.error(
+            f"has rungs beyond the job's {target:,} steps" if rungs else "has no rungs",
+            "Give steps below that, e.g. rungs: [100, 300].",
+        )
+    named = _metric(found.get("metric"), metric, job, spot)
+    return Promotion(named, keep, tuple(sorted(set(rungs))))
+
+
+def _plateau(found: Mapping[str, Any], job: Job, spot: Spot, metric: str | None) -> Plateau:
+    every = found.get("every", max(1, job.target_steps // 20))
+    named = _metric(found.get("metric"), metric, job, spot)
+    return Plateau(named, found["patience"], every)

@@ -1,0 +1,98 @@
+"""How fast a gang trains, and which share of a mini-batch each of its members takes.
+
+A member needs ``a + c·b`` seconds for a share b of the batch: the part ``a`` does not get shorter
+with its share (launching kernels, the optimizer, the loop itself). *Proportional* shares let all
+members of a step end at once, so that a gang runs at nearly the sum of its members' speeds; a
+member whose ``a`` alone takes longer than the others need for everything gets no share. *Equal*
+shares, which DDP has and the paper assumes, run at W times the slowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hadar_cli.core.events import CopyFinished, CopyStarted
+
+EQUAL, PROPORTIONAL = "equal", "proportional"
+SHARES = (PROPORTIONAL, EQUAL)
+LEAST_STEPS = 8  # of a gang's order that tell its speed: the first ones wait for everybody's start
+FIXED = 0.05  # of the time that a whole batch takes a device: what a smaller share does not save
+
+
+def gang_rate(rates: Sequence[float], shares: str, fixed: float = FIXED) -> float:
+    """Steps per second of devices that do ``rates`` alone, together.
+
+    Rates that were measured in gangs hold what these cost: nothing is ``fixed`` beside them.
+    """
+    if not rates or min(rates) <= 0:
+        return 0.0
+    if len(rates) == 1:
+        return rates[0]
+    if shares == EQUAL:
+        return len(rates) * min(rates)
+    helping = _helping(rates, fixed)
+    return sum(helping) / _work(len(helping), fixed)
+
+
+def shares_of(rates: Sequence[float], shares: str) -> tuple[float, ...]:
+    """Each device's part of a mini-batch; 0 for one that does not help, all equal if ``()``."""
+    if shares == EQUAL or len(rates) < 2 or min(rates) <= 0:
+        return ()
+    helping = _helping(rates, FIXED)
+    step_s = _work(len(helping), FIXED) / sum(helping)
+    parts = [max(0.0, step_s * rate - FIXED) / (1 - FIXED) for rate in rates]
+    whole = sum(parts)
+    return tuple(part / whole for part in parts)
+
+
+def seconds_of(share: float, rate: float) -> float:
+    """What its share of a step takes a device that does ``rate`` alone."""
+    return (FIXED + (1 - FIXED) * share) / rate if rate > 0 else 0.0
+
+
+def rate_alone(share: float, seconds: float) -> float:
+    """What a member that takes so long for its share would do alone, in steps per second."""
+    return (FIXED + (1 - FIXED) * share) / seconds if seconds > 0 else 0.0
+
+
+def speeds_seen(copy: CopyStarted, done: CopyFinished) -> list[tuple[str, int, float]]:
+    """What a hand-in tells of devices: each with steps, and the seconds it would take alone."""
+    if not copy.gang:
+        return [(copy.device, done.steps, done.train_s)]
+    if done.steps < LEAST_STEPS:
+        return []
+    return [
+        (device, done.steps, done.steps / rate_alone(share, step_s))
+        for device, (share, step_s) in zip(copy.gang, done.members, strict=False)
+        if share > 0 and step_s > 0
+    ]
+
+
+def steps_of(copy: CopyStarted, done: CopyFinished) -> dict[str, int]:
+    """The steps by device, those of a gang by what each member took of them."""
+    shares = [share for share, _ in done.members]
+    if len(shares) != len(copy.devices) or sum(shares) <= 0:
+        shares = [1.0] * len(copy.devices)
+    counted: dict[str, int] = {}
+    so_far, whole = 0.0, sum(shares)
+    for device, share in zip(copy.devices, shares, strict=True):
+        before, so_far = round(done.steps * so_far / whole), so_far + share
+        counted[device] = round(done.steps * so_far / whole) - before
+    return counted
+
+
+def _work(members: int, fixed: float) -> float:
+    """What a step costs all members together, in whole batches."""
+    return 1 - fixed + members * fixed
+
+
+def _helping(rates: Sequence[float], fixed: float) -> list[float]:
+    """The rates of those members that get a share, the fastest first."""
+    fastest_first = sorted(rates, reverse=True)
+    helping = fastest_first[:1]
+    for rate in fastest_first[1:]:
+        step_s = _work(len(helping), fixed) / sum(helping)
+        if fixed / rate >= step_s:
+            break
+        helping.append(rate)
+    return helping

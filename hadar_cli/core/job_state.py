@@ -1,0 +1,227 @@
+"""One job of a run: which of its steps are done, in hand or free, and how it fared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from hadar_cli.core import events
+from hadar_cli.core.events import TRAIN
+from hadar_cli.core.model import Job
+from hadar_cli.core.reasons import Loss
+from hadar_cli.core.steps import StepSet, all_steps
+
+_CRUMB_S = 0.5  # of a job's max_duration: nobody starts a copy for it
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The last copy that failed: which, on which device, and why."""
+
+    attempt: str
+    device: str
+    reason: Loss
+    why: str
+    log: str = ""
+
+
+@dataclass(slots=True)
+class JobState:
+    """One job's progress as committed, and what its copies still have in hand.
+
+    Every step is done, free or in the hands of one copy, until the job is cut short.
+    """
+
+    job: Job
+    #: steps that are committed; the complement of ``free`` and ``in_hand``
+    done: StepSet = field(default_factory=StepSet)
+    #: merges so far; 0 as long as there are no weights
+    generation: int = 0
+    weights: str | None = None
+    #: the attempts that these weights were merged of
+    made_by: tuple[str, ...] = ()
+    #: the last weights that came with the optimizer's state
+    optimizer: str | None = None
+    effective_steps: float = 0.0
+    #: set when ``is_trained`` comes true
+    finished_at: float | None = None
+    untrained: dict[str, float] | None = None
+    quality: dict[str, float] | None = None
+    #: of the first figure of quality, as the mix says or else the script; None: nobody did
+    higher_is_better: bool | None = field(init=False)
+    #: by device: copies that failed there since one last counted
+    failures: dict[str, int] = field(default_factory=dict)
+    #: by device: pieces to split a step's batch into, after it ran out of memory there
+    pieces: dict[str, int] = field(default_factory=dict)
+    last_failure: Failure | None = None
+    #: no device is left that could train or measure it; until the next head
+    failed: events.JobFailed | None = None
+    #: copies that train, by attempt; no two hold one step
+    active: dict[str, events.CopyStarted] = field(default_factory=dict)
+    #: copies that do not; they hold no steps
+    errands: dict[str, events.CopyStarted] = field(default_factory=dict)
+    #: copies that wait for their merge, each with a step at least
+    handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
+    #: time in which a copy was at work, however many were
+    trained_s: float = 0.0
+    #: when the first of ``active`` began; None without any
+    began_at: float | None = None
+    #: its steps could not be shared, or not by hadar, when that was tried
+    cannot_share: bool = False
+    #: its script has said that it is done; nothing more is started of it
+    is_stopping: bool = False
+    #: why it ended without its last steps
+    cut_short: str | None = None
+    #: somebody has no use for it any more; it is cut short as soon as nobody is at work on it
+    is_cancelled: bool = False
+    #: somebody wants it to wait; never of a job that is over
+    is_paused: bool = False
+    #: as last set
+    priority: int = field(init=False)
+    #: what was measured at milestones, by steps
+    scores: dict[int, dict[str, float]] = field(default_factory=dict)
+    #: milestones after which it went on
+    passed: set[int] = field(default_factory=set)
+    #: the generation that ``quality`` is of
+    measured: int = 0
+    #: see the job's; kept, as they are asked for often
+    milestones: tuple[int, ...] = field(init=False)
+    #: steps not committed yet: the target less ``done``
+    remaining: int = field(init=False)
+    #: steps that nobody has done or holds; none once the job is cut short
+    free: StepSet = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.priority = self.job.priority
+        self.milestones = self.job.milestones
+        self.remaining = self.job.target_steps
+        self.free = all_steps(self.job.target_steps)
+        self.higher_is_better = self.job.higher_is_better
+
+    @property
+    def is_trained(self) -> bool:
+        return self.remaining == 0 or self.cut_short is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this head has nothing more to train of it."""
+        return self.is_trained or self.failed is not None
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing of it is to be trained for now, though it is not over."""
+        return self.is_at_milestone or (self.is_paused and not self.is_over)
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether copies that are at work on it are to hand in and leave."""
+        return (self.is_paused or self.is_cancelled) and not self.is_over
+
+    @property
+    def limit(self) -> int:
+        """So many steps it may have for now: up to its next milestone."""
+        ahead = (step for step in self.milestones if step not in self.passed)
+        return next(ahead, self.job.target_steps)
+
+    @property
+    def ready(self) -> StepSet:
+        """Free steps that may be handed out now."""
+        if not self.milestones or self.limit == self.job.target_steps:
+            return self.free
+        return self.free - StepSet.of([(self.limit, self.job.target_steps)])
+
+    @property
+    def is_at_milestone(self) -> bool:
+        """Whether it is to be measured, and judged, before it goes on."""
+        if not self.milestones or self.is_over:
+            return False
+        return len(self.done) == self.limit < self.job.target_steps
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its score at the milestone is known, or never will be."""
+        return self.limit in self.scores or self.untrained is None
+
+    def score_at(self, step: int, metric: str = "") -> float | None:
+        """What it came to then, by its sweep's metric unless another is named."""
+        named = metric or (self.job.promote.metric if self.job.promote else "")
+        return self.scores.get(step, {}).get(named)
+
+    def cancel(self, now: float) -> None:
+        """Whoever is at work on it hands in first; one that failed is over at once."""
+        self.is_cancelled, self.is_paused = True, False
+        if self.failed and not self.is_trained:
+            self.failed, self.cut_short, self.finished_at = None, "cancelled", now
+            self.free = StepSet()
+
+    def fail(self, failure: Failure, micro_batches: int = 1) -> None:
+        """Counts a failure that the job may be to blame for."""
+        self.last_failure = failure
+        if failure.reason.is_too_large:
+            self.pieces[failure.device] = 2 * micro_batches
+        else:
+            self.failures[failure.device] = self.failures.get(failure.device, 0) + 1
+
+    @property
+    def older_optimizer(self) -> str | None:
+        """Where the optimizer's state is, if the latest weights came without it."""
+        return self.optimizer if self.optimizer != self.weights else None
+
+    @property
+    def files(self) -> list[str]:
+        """The checkpoints that its next copies start from."""
+        return [digest for digest in (self.older_optimizer, self.weights) if digest]
+
+    def trained_by(self, now: float) -> float:
+        """Seconds in which it had copies at work."""
+        return self.trained_s + (0.0 if self.began_at is None else now - self.began_at)
+
+    def allowance_s(self, now: float) -> float:
+        """What its ``max_duration`` leaves it to train."""
+        most = self.job.max_duration_s
+        return math.inf if most is None else most - self.trained_by(now)
+
+    def is_used_up(self, now: float) -> bool:
+        """Whether no copy is to start any more: its script or its user has had enough, or it has
+        used up its time but for a crumb, as copies end with a whole step."""
+        crumb_s = max(_CRUMB_S, 0.01 * (self.job.max_duration_s or 0.0))
+        return self.is_stopping or self.is_cancelled or self.allowance_s(now) <= crumb_s
+
+    def is_based_on_latest(self, copy: events.CopyStarted) -> bool:
+        """Whether the copy trains the weights as they are committed now, and none before them."""
+        if copy.follows and self.made_by != (copy.follows,):
+            return False
+        return copy.generation == self.generation
+
+    @property
+    def in_hand(self) -> StepSet:
+        """Steps that copies are working on, or have handed in but that are not committed yet."""
+        held = StepSet()
+        for started in self.active.values():
+            held = held | StepSet.of(started.slices)
+        for finished in self.handed_in.values():
+            held = held | StepSet.of(finished.slices)
+        return held
+
+    @property
+    def is_unmeasured(self) -> bool:
+        """Whether the final weights, or those at a milestone, still wait for their evaluation."""
+        if self.untrained is None or self.failed or self.is_cancelled:
+            return False
+        if self.is_at_milestone:
+            return not self.is_measured
+        is_old = bool(self.milestones) and self.measured != self.generation
+        return (self.quality is None or is_old) and self.is_trained
+
+    def validate(self) -> None:
+        """Raises AssertionError, or ValueError for a step in two places, where fields disagree."""
+        steps = self.done | self.free | self.in_hand
+        assert steps == all_steps(self.job.target_steps) or self.cut_short, "a step is lost"
+        assert self.remaining == self.job.target_steps - len(self.done), "steps are miscounted"
+        assert not (self.is_paused and self.is_over), "it is over, and waits"
+        assert (self.generation > 0) == (self.weights is not None), "weights without a merge"
+        assert (self.finished_at is not None) == self.is_trained, "its end has no time"
+        assert (self.began_at is not None) == bool(self.active), "its time is miscounted"
+        assert all(copy.purpose == TRAIN for copy in self.active.values()), "an errand trains"
+        assert not any(copy.slices for copy in self.errands.values()), "an errand holds steps"
+        assert all(copy.steps for copy in self.handed_in.values()), "nothing was handed in"

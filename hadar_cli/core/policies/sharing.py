@@ -1,0 +1,64 @@
+"""Three ways to use many devices: alone, shared steps, merged copies. Here is chosen.
+
+A shared step is exact and costs an exchange of gradients; merged copies cost quality early in
+training, which is why a job begins with steps that merging must not divide: its solo phase. So the
+devices that would idle meanwhile share these, where they reach each other and are faster so. After
+it, the devices of one node share steps, as the paper's copy is a node, and nodes are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hadar_cli.core.estimates.throughput import Rates
+from hadar_cli.core.model import Device
+from hadar_cli.core.policies.port import JobView, Stint
+
+LEAST_STEP_S = 0.1  # of the fastest device alone
+_GAIN = 1.1  # times as fast as the fastest alone: less is not worth the others' company
+
+
+def helpful_company(
+    view: JobView, best: str, others: Iterable[str], rates: Rates
+) -> tuple[str, ...]:
+    """The devices that had better share the job's steps, ``best`` first; it alone where none helps.
+
+    The fastest join first, each as long as it makes the gang faster. Steps so short that exchanging
+    gradients would take as long are shared only where the user asks for it.
+    """
+    job = view.job.id
+    gang: tuple[str, ...] = (best,)
+    alone = rate = rates.rate(job, best)
+    if alone <= 0 or (view.job.mode != "share" and 1 / alone < LEAST_STEP_S):
+        return gang
+    for device in sorted(others, key=lambda name: -rates.rate(job, name)):
+        wider = rates.gang(job, (*gang, device))
+        if rates.rate(job, device) > 0 and wider > rate:
+            gang, rate = (*gang, device), wider
+    return gang if rate > _GAIN * alone else (best,)
+
+
+def share_nodes(
+    stints: Sequence[Stint], jobs: Sequence[JobView], cluster: Sequence[Device], rates: Rates
+) -> list[Stint]:
+    """Copies of a job that would begin on several devices of one node, as one that they share."""
+    may = {job.job.id: job for job in jobs if job.may_share and not job.solo_steps}
+    node_of = {device.name: device.node for device in cluster}
+    firsts: dict[str, Stint] = {}
+    for stint in stints:
+        firsts.setdefault(stint.device, stint)
+    groups: dict[tuple[int, str], list[Stint]] = {}
+    for stint in firsts.values():
+        if stint.job in may and not stint.gang and stint.device in node_of:
+            groups.setdefault((stint.job, node_of[stint.device]), []).append(stint)
+    shared: dict[Stint, Stint | None] = {}
+    for (job, _), mine in groups.items():
+        best = max(mine, key=lambda stint: rates.rate(job, stint.device))
+        others = [stint.device for stint in mine if stint is not best]
+        gang = helpful_company(may[job], best.device, others, rates)
+        if len(gang) == len(mine) > 1:  # all or none: one left out would be a copy to merge
+            shared |= dict.fromkeys(mine)
+            steps = sum(stint.steps for stint in mine)
+            shared[best] = replace(best, steps=steps, gang=gang)
+    return [one for stint in stints if (one := shared.get(stint, stint)) is not None]

@@ -1,0 +1,93 @@
+"""When a stint is worth starting, when its copies meet, and what they may come to by then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hadar_cli.core.estimates.gangs import shares_of
+from hadar_cli.core.estimates.suitability import Suitability
+from hadar_cli.core.estimates.throughput import Rates
+from hadar_cli.core.policies.port import Stint
+from hadar_cli.core.state import RunState
+from hadar_cli.engine.meetings import Meetings
+from hadar_cli.engine.occupancy import Occupancy
+from hadar_cli.engine.side_tasks import Errands
+
+LEAST_STINT_S = 0.5
+# More steps than devices should come to, in case they are faster than thought: of a job that is
+# forked, others could have done them.
+_HEADROOM, _HEADROOM_ALONE = 1.5, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Judges stints by what is known of jobs and devices now; starts nothing itself."""
+
+    slot_s: float
+    forks: bool
+    now: Callable[[], float]
+    state: RunState
+    held: Occupancy
+    meetings: Meetings
+    errands: Errands
+    rates: Rates
+    suitability: Suitability
+
+    def must_wait(self, stint: Stint, ends_at: float) -> bool:
+        """Whether the job's copies are about to meet, or are being merged, so that one more could
+        not join them."""
+        job = self.state.jobs[stint.job]
+        if job.ready and stint.job in self.held.merging:
+            return True
+        if not job.ready or not self.held.awaited(job):
+            return False
+        if not self.forks or any(copy.follows in job.active for copy in job.active.values()):
+            return True  # an adopted copy may be under way although nobody forks the job
+        due = self.meetings.due(stint.job)
+        if due is None or due > ends_at - LEAST_STINT_S:
+            return False
+        return not self.is_worthwhile(stint, due - self.now())
+
+    def is_worthwhile(self, stint: Stint, left: float) -> bool:
+        """Whether there is work for it, and time for more than its start."""
+        is_warm = self.held.is_warm(stint.device, stint.job)
+        needed = LEAST_STINT_S + (0.0 if is_warm else self.held.start_cost_s)
+        job = self.state.jobs[stint.job]
+        is_open = bool(job.ready) and not (job.is_over or job.is_resting)
+        is_open = is_open and not job.is_used_up(self.now())
+        may_start = is_open and self.suitability.allows(stint.job, stint.devices)
+        return may_start and left > min(needed, self.slot_s / 2)
+
+    def meet(self, job: int, stints: Sequence[Stint], ends_at: float) -> float:
+        """When these copies of a job hand in: with those under way, or when it pays to merge."""
+        now, due = self.now(), self.meetings.due(job)
+        if due is not None and self.held.awaited(self.state.jobs[job]):
+            return due
+        is_warm = all(self.held.is_warm(stint.device, job) for stint in stints)
+        begins = now if is_warm else min(now + self.held.start_cost_s, ends_at)
+        slowest = min(self.rates.gang(job, stint.devices) for stint in stints)
+        copies = len(stints) if self.errands.stays(self.state.jobs[job]) else 1
+        return self.meetings.call(job, begins, ends_at, slowest, copies)
+
+    def within(self, stint: Stint, seconds: float) -> Stint:
+        """What a copy may come to by then: steps that it only held would be missed elsewhere."""
+        if not math.isfinite(seconds):
+            return stint
+        headroom = _HEADROOM if self.forks else _HEADROOM_ALONE
+        fits = headroom * seconds * self.rates.gang(stint.job, stint.devices)
+        return replace(stint, steps=min(stint.steps, int(fits) + 1))
+
+    def shares(self, stint: Stint) -> tuple[float, ...]:
+        """What each device takes of a mini-batch, by what is known of them."""
+        rates = [self.rates.rate(stint.job, device) for device in stint.devices]
+        return shares_of(rates, self.state.jobs[stint.job].job.shares)
+
+    def expected_steps(self, job: int, chosen: Sequence[Stint], left: float) -> list[int]:
+        """What each of the job's copies, under way or about to start, will bring to the merge."""
+        quotas = {stint.devices: stint.steps for stint in chosen}
+        for copy in self.held.awaited(self.state.jobs[job]):
+            quotas[copy.devices] = copy.quota
+        rate = self.rates.gang
+        return [min(quota, int(rate(job, d) * left) + 1) for d, quota in quotas.items()]

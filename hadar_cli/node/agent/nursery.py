@@ -1,0 +1,261 @@
+"""Where workers are born: torch is imported once a node, and every worker starts as a fork of it.
+
+    python -I nursery.py [torch]
+
+Imports torch at once if told to, else when a worker's script speaks of it. Reads the directory of
+one worker per line, with its ``spec.json`` inside, and starts a supervisor for each. It ends with
+its agent; the supervisors and their workers do not. A fork takes milliseconds where a new
+interpreter takes the seconds that importing torch does. It never touches a GPU itself, so that
+every worker may still choose its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import gc
+import json
+import os
+import runpy
+import subprocess
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+if __name__ == "__main__":  # run by its path, on nodes where nothing is installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from hadar_cli.node.agent.setup import set_up
+from hadar_cli.node.agent.supervisor import WorkerSpec, supervise
+from hadar_cli.node.agent_events import WorkerEnd
+from hadar_cli.node.contract import DATA, TRACE, write_atomically
+from hadar_cli.node.last_words import NO_GPU
+from hadar_cli.node.user_site import add_user_site
+
+_SPEC = "spec.json"
+# Elsewhere a process that has imported torch must not go on as a fork of itself: macOS kills it.
+_FORKS = sys.platform.startswith("linux")
+
+
+class Nursery:
+    """The agent's hold on it: it ends with the agent. If it is killed, the next worker gets a new
+    one."""
+
+    def __init__(self, log: Path, imports: list[str]) -> None:
+        self._log, self._imports = log, imports
+        self._process = self._begin()
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as file:
+            return subprocess.Popen(
+                [sys.executable, "-I", str(Path(__file__).resolve()), *self._imports],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> None:
+        """Not left to its end of file: after the answer, nothing of the run is there any more."""
+        self._process.kill()
+        self._process.wait()
+
+    def start(self, directory: Path, spec: WorkerSpec) -> int:
+        """Has it fork the worker; its pid."""
+        write_atomically(directory / _SPEC, dataclasses.asdict(spec))
+        line = os.fsencode(directory) + b"\n"
+        try:
+            self._tell(line)
+        except (BrokenPipeError, BlockingIOError):  # it is dying, or has long ceased to read
+            self.end()
+            self._tell(line)
+        return self._process.pid
+
+    def _tell(self, line: bytes) -> None:
+        """Never waits: so short a line is taken whole or not at all."""
+        if not self.is_alive:
+            self._process = self._begin()
+        assert self._process.stdin
+        os.set_blocking(self._process.stdin.fileno(), False)
+        os.write(self._process.stdin.fileno(), line)
+
+
+def main() -> None:
+    add_user_site()
+    if "torch" in sys.argv[1:]:
+        _import_torch()
+    for line in sys.stdin.buffer:
+        directory = Path(os.fsdecode(line.removesuffix(b"\n")))
+        spec = WorkerSpec(**json.loads((directory / _SPEC).read_text()))
+        (directory / _SPEC).unlink()  # a job's environment may hold secrets
+        if _is_forked(spec) and _speaks_of_torch(spec.argv[1:]):
+            _import_torch()
+        _detach(directory, spec)
+
+
+def _import_torch() -> None:
+    if not _FORKS:
+        return
+    gc.disable()  # nothing of what is imported is garbage
+    with suppress(ImportError):  # the script will say so itself, in its log
+        import hadar_cli.node.training.context  # noqa: F401
+    gc.freeze()  # nor will it be in any worker, which would copy the pages it lies on
+    gc.enable()
+
+
+def _speaks_of_torch(words: list[str]) -> bool:
+    """Whether a worker will want torch; one that does not is spared its seconds and megabytes."""
+    if words[0] == "-m":
+        return True
+    try:
+        source = Path(words[0]).read_bytes()
+    except OSError:
+        return False
+    return b"torch" in source or b"hadar_cli" in source
+
+
+def _detach(directory: Path, spec: WorkerSpec) -> None:
+    """Starts a supervisor that no longer belongs to this process or its session."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            _redirect_streams(directory / "log")
+            supervise(directory, spec, become_worker)
+    except BaseException as error:
+        ended = {"code": -1, "end": WorkerEnd.SUPERVISOR_KILLED, "detail": repr(error)}
+        write_atomically(directory / "exit.json", ended)
+    finally:
+        os._exit(0)
+
+
+def _redirect_streams(log: Path) -> None:
+    """All three: a stream still open to the caller would keep its SSH channel open for ever."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, descriptor in enumerate((null, out, out)):
+        os.dup2(descriptor, number)
+    os.closerange(3, 256)
+
+
+def become_worker(spec: WorkerSpec, variables: dict[str, str]) -> None:
+    """Turns this freshly forked process into the worker; never returns."""
+    os.chdir(spec.cwd)
+    environment = {**spec.env, **variables}
+    if data := environment.get(DATA):
+        environment[DATA] = str(Path(data).expanduser())
+    os.environ.clear()
+    os.environ.update(environment)
+    # This process was forked from one that wrote to no log: what is printed must be seen at once.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _limit_threads(environment.get("OMP_NUM_THREADS"))
+    code = 0
+    try:
+        if spec.setup and (failed := _set_up(spec, environment)):
+            sys.exit(failed)
+        if not _is_forked(spec):
+            _start_anew(spec.argv, environment)
+        if spec.card:
+            _require_gpu()
+        if TRACE in environment:
+            _record(environment[TRACE], spec.argv[1:])
+        _run(spec.argv[1:], environment.get("PYTHONPATH", ""))
+    except SystemExit as leave:
+        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+        if isinstance(leave.code, str):
+            print(leave.code, file=sys.stderr)
+        sys.last_value = leave if code else None  # for exit handlers that ask whether it failed
+    except BaseException as error:
+        sys.stdout.flush()
+        traceback.print_exc()
+        sys.last_value = error
+        code = 1
+    _leave(code)
+
+
+def _record(path: str, words: list[str]) -> None:
+    from hadar_cli.node import trace
+
+    trace.begin(path, _speaks_of_torch(words))
+
+
+def _is_forked(spec: WorkerSpec) -> bool:
+    """A virtual environment has a Python of its own, which this process cannot become by itself."""
+    return _FORKS and spec.argv[0] == sys.executable
+
+
+def _set_up(spec: WorkerSpec, environment: dict[str, str]) -> int:
+    return set_up(spec.setup, Path(spec.setup_stamp), spec.argv[0], environment)
+
+
+def _start_anew(argv: list[str], environment: dict[str, str]) -> None:
+    here = str(Path.cwd())
+    paths = (environment.get("PYTHONPATH"), here, f"{here}/src")
+    folders = (str(Path(argv[0]).parent), environment.get("PATH", os.defpath))
+    environment |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PATH": os.pathsep.join(folders),
+    }
+    recorded = ["-m", "hadar_cli.node.trace", "0"] if TRACE in environment else []
+    words = [argv[0], "-u", *recorded, *argv[1:]]
+    os.execve(argv[0], words, environment)  # noqa: S606 - no shell is wanted
+
+
+def _leave(code: int) -> None:
+    """As an interpreter ends, but for taking itself apart: loggers and trackers finish their work
+    in threads and exit handlers. What they leave behind, the supervisor ends."""
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):  # a script may have closed them
+            stream.flush()
+    os._exit(code)
+
+
+def _run(words: list[str], python_path: str) -> None:
+    """What ``python WORDS…`` does: a module after ``-m``, or a script.
+
+    Packages of the working directory can be imported wherever the script lies in it.
+    """
+    sys.path[:0] = [path for path in python_path.split(os.pathsep) if path and path not in sys.path]
+    here = str(Path.cwd())
+    sys.path += [here, f"{here}/src"]
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _require_gpu() -> None:
+    """A torch that does not see the worker's GPU would train on the processor without a word."""
+    torch = sys.modules.get("torch")
+    if torch and not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        sys.exit(f"{NO_GPU} {torch.__version__}")
+
+
+def _limit_threads(count: str | None) -> None:
+    """OMP_NUM_THREADS was read when torch was imported, before this worker's was known."""
+    if count and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(count))
+
+
+if __name__ == "__main__":
+    main()

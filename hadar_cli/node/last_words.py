@@ -1,0 +1,9 @@
+"""Words of scripts and workers that others look for in their logs. Standard library only: this
+file runs on nodes."""
+
+CANNOT_SPLIT = "CannotSplit"  # the error's name by which a script says so, see updates.py
+CANNOT_SHARE = "CannotShare"  # the same where several devices share steps, see gangs/errors.py
+MEMBER_LOST = "MemberLost"  # a gang's member ends because of another one
+BEGUN_AGAIN = "hadar: the loop over t.loader was begun again when no step was left"  # in a log
+NO_GPU = "hadar: the node's GPU is not seen by its torch"  # a worker's last words, then a version
+NO_UPDATE = "hadar: a step made no update"  # in a log

@@ -1,0 +1,381 @@
+"""A job's mini-batches by the number of their step (plans.py says which samples a step has).
+
+A step is one update: one mini-batch, or several whose gradients are accumulated.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain, count, islice
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from hadar_cli.node.slices import Slices, numbers
+from hadar_cli.node.training.gangs.cutting import Cutter
+from hadar_cli.node.training.gangs.errors import CannotShare
+from hadar_cli.node.training.plans import (
+    Drawn,
+    Plan,
+    chain_of,
+    epoch_seed,
+    flat,
+    plan_of,
+    seeded,
+    set_epoch,
+    unseeded,
+)
+from hadar_cli.node.training.randomness import Randomness
+from hadar_cli.node.training.splitting import NO_SAMPLES, parts_by
+
+# What a script's own DataLoader hands over to the one that takes its place.
+_CARRIED = (
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "in_order",
+)
+# Loaders that iterate in a way of their own, yet give the batches that their samplers draw.
+_FOLLOWED = ("StatefulDataLoader",)
+NOT_SAID: Any = object()
+
+
+def source_of(
+    data: Any, batch_size: int | None, seed: int, options: dict[str, Any]
+) -> MapSource | StreamSource:
+    """The batches of a data set, of an existing ``DataLoader``, or of anything iterable."""
+    if isinstance(data, DataLoader):
+        if batch_size is not NOT_SAID or options:
+            raise TypeError("a DataLoader brings its own batch size and options; give it alone")
+        return _source_of_loader(data, seed)
+    if not isinstance(data, IterableDataset) and not hasattr(data, "__getitem__"):
+        return StreamSource(data, data, None, seed)
+    if batch_size is NOT_SAID:
+        if "batch_sampler" not in options:
+            raise TypeError("say how large a mini-batch is: t.loader(dataset, batch_size=...)")
+        batch_size = 1  # torch's word for "not said"
+    own_order = isinstance(data, IterableDataset) or {"sampler", "batch_sampler"} & options.keys()
+    options.setdefault("shuffle", not own_order)
+    return _source_of_loader(DataLoader(data, batch_size, **options), seed)
+
+
+def _source_of_loader(loader: DataLoader[Any], seed: int) -> MapSource | StreamSource:
+    dataset, kind = loader.dataset, type(loader)
+    if isinstance(dataset, IterableDataset):
+        return StreamSource(loader, dataset, loader.batch_size, seed)
+    if kind.__iter__ is not DataLoader.__iter__ and kind.__name__ not in _FOLLOWED:
+        print(
+            f"hadar: {kind.__name__} iterates in a way of its own, so it is read as a stream: "
+            "every copy reads all batches and leaves out those of the others",
+            file=sys.stderr,
+        )
+        return StreamSource(loader, dataset, loader.batch_size, seed)
+    return MapSource(loader, seed)
+
+
+class Group:
+    """The mini-batches of one update, read one by one, as a loop by hand asks for them."""
+
+    def __init__(self, count: int, batches: Iterator[Any]) -> None:
+        self._count, self._batches = count, batches
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._batches, self._count)
+
+
+class Steps:
+    """A source's mini-batches in groups: one for each update, none across two epochs."""
+
+    def __init__(self, source: MapSource | StreamSource, size: int) -> None:
+        self.source, self._size = source, size
+        phi = source.per_epoch
+        self.per_epoch = None if phi is None else -(-phi // size)
+
+    def groups(self, slices: Slices, cutter: Cutter | None = None) -> Iterator[Group]:
+        """The steps' mini-batches, or what a gang's cutter leaves this process of them."""
+        if cutter:
+            cutter.begin()
+        batches = self.source.batches(self._minis(slices), cutter)
+        for step in numbers(slices):
+            if self.per_epoch and step % self.per_epoch == 0 and step != slices[0][0]:
+                self.source.begin_epoch()
+            yield Group(self.first_of(step + 1) - self.first_of(step), batches)
+
+    def once(self, epoch: int) -> Iterator[Group]:
+        """One epoch, or pass over a stream, for scripts run by hand."""
+        batches, phi = self.source.once(epoch), self.source.per_epoch
+        for first in count(0, self._size):
+            if (batch := next(batches, _END)) is _END:
+                return
+            if phi is None:  # how many are left shows only when they are read
+                rest = list(islice(batches, self._size - 1))
+                yield Group(1 + len(rest), chain([batch], rest))
+            else:
+                yield Group(max(1, min(self._size, phi - first)), chain([batch], batches))
+
+    def ask_no_more(self) -> None:
+        """By hand nobody asks for more than an epoch's last batch, as Lightning does not."""
+        plan = getattr(self.source, "plan", None)
+        if isinstance(plan, Drawn):
+            plan.exhausts = False
+
+    def first_of(self, step: int) -> int:
+        """The number of a step's first mini-batch."""
+        if self.source.per_epoch is None or self.per_epoch is None:
+            return step * self._size
+        epoch, group = divmod(step, self.per_epoch)
+        return epoch * self.source.per_epoch + group * self._size
+
+    def refuse_part_of_epoch(self, position: int | None) -> None:
+        """A script that leaves the rest of an epoch out would by hand have fewer steps."""
+        phi = self.per_epoch
+        if position is not None and phi and position % phi:
+            raise RuntimeError(
+                f"the loop over t.loader was left {position % phi} steps into an epoch of {phi}, "
+                "but not the one over t.epochs: under hadar its other steps are other copies'. To "
+                "end the job, leave both or call t.stop(); or give t.loader fewer samples"
+            )
+
+    def samples_in(self, slices: Slices) -> int:
+        return self.source.samples_in(self._minis(slices))
+
+    def first_samples(self, slices: Slices) -> list[int]:
+        """The numbers of the samples that these steps begin with, if samples have numbers."""
+        return self.source.first_samples(self._minis(slices))
+
+    def _minis(self, slices: Slices) -> Slices:
+        return tuple((self.first_of(first), self.first_of(end)) for first, end in slices)
+
+
+class MapSource:
+    """Batches of a data set whose samples have numbers.
+
+    By hand it is the script's own ``DataLoader`` that is iterated. Under orders another one takes
+    its place and serves all of them, so that its worker processes stay in between.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self._own, self._seed = loader, seed
+        self._chain = list(chain_of(loader.batch_sampler or loader.sampler))
+        self._unseeded = unseeded(self._chain)
+        self.plan = plan_of(loader, seed)
+        batched = loader.batch_sampler is not None
+        self._steps = _Steps(self.plan, batched)
+        self.per_epoch: int | None = self.plan.per_epoch
+        how: dict[str, Any] = {n: getattr(loader, n) for n in _CARRIED if hasattr(loader, n)}
+        how |= {"batch_sampler": self._steps} if batched else {"sampler": self._steps}
+        if not batched:
+            how["batch_size"] = None
+        if how.get("num_workers"):
+            how["persistent_workers"] = True
+        self._draws_globally = loader.generator is None
+        if loader.generator is not None:  # a second one: the plan moves the script's own
+            how["generator"] = torch.Generator()
+            how["generator"].set_state(loader.generator.get_state())
+        self._loader: DataLoader[Any] = DataLoader(loader.dataset, **how)
+
+    def batches(self, slices: Slices, cutter: Cutter | None = None) -> Iterator[Any]:
+        """A ``DataLoader`` draws its workers' seed when an epoch begins. That of an order within an
+        epoch must leave the script's random numbers, and so its dropout, as they are."""
+        self._steps.slices, self._steps.cutter = slices, cutter
+        before = torch.get_rng_state()
+        batches = iter(self._loader)
+        begins_epoch = bool(slices) and slices[0][0] % self.plan.per_epoch == 0
+        if self._draws_globally:
+            torch.set_rng_state(before)
+            if begins_epoch:
+                self.begin_epoch()
+        return batches
+
+    def begin_epoch(self) -> None:
+        """Draws what the script's own loader would by hand."""
+        if self._draws_globally:
+            torch.empty((), dtype=torch.int64).random_()
+
+    def once(self, epoch: int) -> Iterator[Any]:
+        """An epoch of the script's own loader, as torch iterates it."""
+        for sampler in self._unseeded:
+            sampler.generator = seeded(self._seed, epoch)  # as under orders
+        for sampler in self._chain:
+            set_epoch(sampler, epoch)
+        return iter(self._own)
+
+    def samples_in(self, slices: Slices) -> int:
+        return self.plan.count(slices)
+
+    def first_samples(self, slices: Slices) -> list[int]:
+        return flat(self.plan.samples(slices[0][0])) if slices else []
+
+
+class _Steps:
+    """The sampler of a ``MapSource``: the samples of the steps it is set to."""
+
+    def __init__(self, plan: Plan, batched: bool) -> None:
+        self._plan, self._batched = plan, batched
+        self.slices: Slices = ()
+        self.cutter: Cutter | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in numbers(self.slices):
+            samples = self._plan.samples(step)
+            if not self._batched:
+                samples = samples[0]
+            if self.cutter:
+                samples = self._mine(samples, self.cutter)
+            yield samples
+
+    def _mine(self, samples: Any, cutter: Cutter) -> Any:
+        """A sampler may draw whole batches for a data set that takes lists of numbers."""
+        if self._batched and len(samples) == 1 and isinstance(samples[0], (list, tuple)):
+            return [samples[0][cutter.cut(len(samples[0]))]]
+        if not isinstance(samples, (list, tuple)):
+            raise CannotShare(NO_SAMPLES)
+        return samples[cutter.cut(len(samples))]
+
+    def __len__(self) -> int:
+        return sum(end - first for first, end in self.slices)
+
+
+class StreamSource:
+    """Batches that can only be read one after another: step k is the k-th one read.
+
+    Steps of other copies are read and thrown away; after its end the stream is read again, as the
+    next epoch. It is read with random numbers of its own, the same ones on every copy.
+    """
+
+    def __init__(
+        self, stream: Iterable[Any], dataset: Any, batch_size: int | None, seed: int
+    ) -> None:
+        self._stream, self._dataset, self._batch_size = stream, dataset, batch_size
+        try:
+            self.per_epoch: int | None = len(stream)  # type: ignore[arg-type]
+        except TypeError:
+            self.per_epoch = None
+        self._seed, self._randomness = seed, Randomness(seed)
+        self._next, self._epoch = 0, -1
+        self._reading: Iterator[Any] | None = None
+
+    def batches(self, slices: Slices, cutter: Cutter | None = None) -> Iterator[Any]:
+        if not cutter:
+            return self._batches(slices)
+        return parts_by(cutter, self._batches(slices), self._batch_size)
+
+    def _batches(self, slices: Slices) -> Iterator[Any]:
+        for step in numbers(slices):
+            self._approach(step)
+            while self._next < step:
+                self._read()
+            yield self._read()
+
+    def begin_epoch(self) -> None:
+        """Nothing is drawn that is not its own."""
+
+    def once(self, epoch: int) -> Iterator[Any]:
+        """One pass, for scripts run by hand."""
+        self._start(self._epoch + 1, self._next)
+        while (batch := self._next_or_end()) is not _END:
+            yield batch
+
+    def samples_in(self, slices: Slices) -> int:
+        return (self._batch_size or 1) * sum(end - first for first, end in slices)
+
+    def first_samples(self, slices: Slices) -> list[int]:
+        return []
+
+    def _approach(self, step: int) -> None:
+        """Starts anew where the step lies behind, or in a later epoch whose start is known."""
+        epoch = step // self.per_epoch if self.per_epoch else 0
+        behind = step < self._next
+        if self._reading is None or behind or (self.per_epoch and epoch > self._epoch):
+            self._start(epoch, epoch * (self.per_epoch or 0))
+
+    def _start(self, epoch: int, first: int) -> None:
+        self._epoch, self._next = epoch, first
+        self._randomness = Randomness(epoch_seed(self._seed, epoch))
+        with self._randomness:
+            set_epoch(self._dataset, epoch)
+            self._reading = iter(self._stream)
+
+    def _read(self) -> Any:
+        batch = self._next_or_end()
+        if batch is _END:
+            self._start(self._epoch + 1, self._next)
+            batch = self._next_or_end()
+            if batch is _END:
+                raise ValueError("the data stream is empty")
+        self._next += 1
+        return batch
+
+    def _next_or_end(self) -> Any:
+        assert self._reading is not None
+        with self._randomness:
+            return next(self._reading, _END)
+
+
+class _Batches(Protocol):
+    """What a loader needs of its ``Training``."""
+
+    @property
+    def ends_epoch(self) -> bool: ...
+
+    def batches(self, source: Steps) -> Iterator[Any]: ...
+
+
+class Loader:
+    """A script's view of its batches: iterable again and again, as long as an epoch.
+
+    Whatever else it is asked, ``dataset`` or ``batch_size``, the script's own loader answers.
+    """
+
+    def __init__(self, training: _Batches, source: Steps, data: Any) -> None:
+        self._training, self._source, self._data = training, source, data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._training.batches(self._source)
+
+    def __len__(self) -> int:
+        length = self._source.source.per_epoch
+        if length is None:
+            raise TypeError("nobody knows how long this stream is")
+        return length
+
+
+def loader_of(training: _Batches, source: Steps, data: Any) -> Loader:
+    kind = _PreparedLoader if hasattr(data, "base_dataloader") else Loader
+    return kind(training, source, data)
+
+
+class _PreparedLoader(Loader):
+    """What accelerate has prepared: batches go to its device, and an epoch's last one ends an
+    accumulated update."""
+
+    def __iter__(self) -> Iterator[Any]:
+        from accelerate.utils import send_to_device
+
+        prepared = self._data
+        prepared.begin()
+        try:
+            for batch in super().__iter__():
+                prepared.end_of_dataloader = self._training.ends_epoch
+                if prepared.device is None:
+                    yield batch
+                else:
+                    yield send_to_device(batch, prepared.device, prepared._non_blocking)
+        finally:
+            prepared.end()
+
+
+_END = object()

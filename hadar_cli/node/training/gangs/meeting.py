@@ -1,0 +1,198 @@
+"""Where the members of a gang find each other, and how each knows that the others still live.
+
+They use process groups of their own, not torch.distributed's global one: a library that finds that
+set up would divide the work among the processes in its own way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from hadar_cli.node.contract import Membership
+from hadar_cli.node.last_words import MEMBER_LOST
+from hadar_cli.node.network import listening, own_address, place_of
+from hadar_cli.node.training.gangs.errors import CannotShare, MemberLost
+
+_c10d: Any = distributed  # what it offers differs from torch to torch
+_MEET_S = 300.0  # until all are there: a start on the slowest node
+_LONGEST_WAIT_S = 86_400.0  # for others at their own work: that they live is watched apart
+_BEAT_S = 2.0
+_SILENCE_S = 60.0  # of a member; no limit for one that works, however long
+_LEFT_BEHIND = 70  # exit code
+
+
+class Meeting:
+    """A gang that has met: its groups for gradients and for numbers, and the watch on it."""
+
+    def __init__(self, member: Membership, device: torch.device) -> None:
+        if not distributed.is_available():
+            raise CannotShare(f"torch {torch.__version__} on this node has no torch.distributed")
+        self.member, self.device = member, device
+        store = _store(member)
+        self._store = _c10d.PrefixStore(member.gang, store)
+        address = own_address(place_of(member.meets_at))
+        try:
+            backends = self._tell_all("backend", _backend(device))
+            self.numbers = _gloo(_c10d.PrefixStore("numbers", self._store), member, address)
+            self.is_on_host = set(backends) != {"nccl"}  # what travels passes through main memory
+            self.is_direct = device.type == "cpu" or not self.is_on_host
+            self.gradients = (
+                _gloo(_c10d.PrefixStore("gradients", self._store), member, address)
+                if self.is_on_host
+                else _nccl(_c10d.PrefixStore("nccl", self._store), member)
+            )
+        except RuntimeError as error:
+            raise MemberLost(f"the gang of {member.size} did not meet: {error}") from error
+        self._watch = _Watch(self._store, member)
+
+    def need_all(self, is_needed: bool) -> None:
+        """Whether this process waits for the others: only then does their silence end it."""
+        self._watch.is_needed = is_needed
+
+    def close(self) -> None:
+        """Leaves: the others see it at their next exchange at the latest."""
+        self._watch.end()
+        for group in {id(g): g for g in (self.numbers, self.gradients)}.values():
+            if hasattr(group, "shutdown"):
+                group.shutdown()
+
+    def _tell_all(self, key: str, word: str) -> list[str]:
+        """What every member says of itself."""
+        self._store.set(f"{key}/{self.member.rank}", word)
+        return [self._store.get(f"{key}/{i}").decode() for i in range(self.member.size)]
+
+    # -- exchanges ---------------------------------------------------------------------------
+
+    def sum_later(self, tensor: torch.Tensor) -> Any:
+        """Begins to add up the tensor, in place, over all members."""
+        return self._guarded(lambda: self.gradients.allreduce([tensor]))
+
+    def gather(self, row: list[float]) -> list[list[float]]:
+        """Everyone's numbers."""
+        mine = torch.tensor(row, dtype=torch.float64)
+        found = [torch.empty_like(mine) for _ in range(self.member.size)]
+        self.wait(self._guarded(lambda: self.numbers.allgather([found], [mine])))
+        return [theirs.tolist() for theirs in found]
+
+    def from_first(self, tensors: list[torch.Tensor]) -> None:
+        """Puts rank 0's values into everybody's tensors."""
+        for tensor in tensors:
+            sent = tensor.detach() if self.is_direct else tensor.detach().cpu()
+            sent = sent.contiguous()
+            view = torch.view_as_real(sent) if sent.is_complex() else sent
+            self.wait(self._guarded(lambda view=view: self.gradients.broadcast([view])))
+            with torch.no_grad():
+                tensor.copy_(sent)
+
+    def wait(self, work: Any) -> None:
+        self._guarded(work.wait)
+
+    def _guarded(self, action: Any) -> Any:
+        try:
+            return action()
+        except RuntimeError as error:
+            raise MemberLost(
+                f"a member of the gang is gone (this is rank {self.member.rank} of "
+                f"{self.member.size}): {error}"
+            ) from error
+
+
+class _Watch:
+    """Ends this process when another member has been silent for too long.
+
+    A process that is stopped, or cut off, sends no signal: the exchange with it would wait for
+    ever, and it cannot be left from within.
+    """
+
+    def __init__(self, store: Any, member: Membership) -> None:
+        self._store, self._member = store, member
+        self._over = threading.Event()
+        self.is_needed = False  # whether anybody is waited for: between orders nobody is
+        self._heard: dict[int, tuple[bytes, float]] = {}
+        threading.Thread(target=self._watch, name="hadar gang watch", daemon=True).start()
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        beats, answered_at = 0, time.monotonic()
+        others = [rank for rank in range(self._member.size) if rank != self._member.rank]
+        while not self._over.wait(_BEAT_S):
+            beats += 1
+            try:
+                self._store.set(f"beat/{self._member.rank}", str(beats))
+                for rank in others:
+                    self._listen(rank)
+                answered_at = time.monotonic()
+            except RuntimeError as error:  # rank 0's store: it may be gone, or only slow
+                if time.monotonic() > answered_at + _SILENCE_S:
+                    self._leave(f"rank 0 does not answer: {error}")
+
+    def _listen(self, rank: int) -> None:
+        key, now = f"beat/{rank}", time.monotonic()
+        beat = self._store.get(key) if self._store.check([key]) else b""
+        last, since = self._heard.setdefault(rank, (beat, now))
+        if beat != last:
+            self._heard[rank] = (beat, now)
+        elif now > since + _SILENCE_S:
+            self._leave(f"rank {rank} has said nothing for {now - since:.0f} s")
+
+    def _leave(self, why: str) -> None:
+        if self.is_needed and not self._over.is_set():
+            print(f"{MEMBER_LOST}: {why}", file=sys.stderr, flush=True)
+            os._exit(_LEFT_BEHIND)
+
+
+def _store(member: Membership) -> Any:
+    patience = timedelta(seconds=_MEET_S)
+    place = place_of(member.meets_at)
+    if place.path:
+        Path(place.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _c10d.FileStore(place.path, member.size)
+    if member.rank:
+        try:
+            return _c10d.TCPStore(place.host, place.port, timeout=patience)
+        except RuntimeError as error:
+            raise MemberLost(f"rank 0 is not at {member.meets_at}: {error}") from error
+    try:
+        place_taken = listening(place.host, place.port)  # where torch would listen everywhere
+    except OSError as error:
+        raise MemberLost(f"rank 0 cannot listen at {member.meets_at}: {error}") from error
+    return _c10d.TCPStore(
+        place.host,
+        place.port,
+        is_master=True,
+        timeout=patience,
+        wait_for_workers=False,
+        master_listen_fd=place_taken.detach(),
+    )
+
+
+def _backend(device: torch.device) -> str:
+    """Cards of one vendor speak NCCL (RCCL has its name too); others meet in main memory."""
+    if device.type != "cuda" or not distributed.is_nccl_available():
+        return "gloo"
+    return "nccl" if torch.version.cuda else "rccl"
+
+
+def _gloo(store: Any, member: Membership, address: str) -> Any:
+    options = _c10d.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=_LONGEST_WAIT_S)
+    options._threads = 2
+    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address)]
+    return _c10d.ProcessGroupGloo(store, member.rank, member.size, options)
+
+
+def _nccl(store: Any, member: Membership) -> Any:
+    options = _c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=_LONGEST_WAIT_S)
+    return _c10d.ProcessGroupNCCL(store, member.rank, member.size, options)

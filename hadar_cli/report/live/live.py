@@ -1,0 +1,124 @@
+"""The live view of a run: the whole terminal, painted anew a few times a second.
+
+It leaves no trace on the screen: when it closes, the log of the run is printed in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.text import Text
+
+from hadar_cli.core import events
+from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.model import Device, Mix
+from hadar_cli.core.state import RunState
+from hadar_cli.engine.ports import Preparing, Progressed
+from hadar_cli.report.format import clock, count
+from hadar_cli.report.live.lines import preparation, waiting_for
+from hadar_cli.report.live.scene import Scene
+from hadar_cli.report.live.screen import frame
+
+_PAINT_EVERY_S = 0.4  # the head shares its cores with the training it shows
+_ON_LEAVING = 40  # lines of the log
+_PROMISE = ("Ctrl-C: the copies hand in their work and stop; hadar resume goes on later",)
+_WATCHING = ("Ctrl-C closes this view; the run goes on",)
+
+
+class LiveView:
+    """Watches a run and paints it whenever the loop ticks."""
+
+    def __init__(self, run: str, mix: Mix, devices: list[Device], console: Console) -> None:
+        self._run, self._mix, self._devices = run, mix, devices
+        self._live = Live(console=console, auto_refresh=False, screen=True)
+        self._painted_at = 0.0
+        self._stopping, self._waiting = False, ""
+        self._preparing: dict[str, str] = {}  # nodes that are not ready yet
+
+    def cast(self, mix: Mix, devices: list[Device]) -> None:
+        """Who there is to see from now on."""
+        self._mix, self._devices = mix, devices
+        if hasattr(self, "scene"):
+            self.scene.mix, self.scene.devices = mix, devices
+
+    def watch(
+        self, state: RunState, rates: RateModel, clock: Callable[[], float], guesses: bool = False
+    ) -> LiveView:
+        """``guesses``: nobody will report progress, as another process drives the run."""
+        self._guesses = guesses
+        self.scene = Scene(self._mix, self._devices, state, rates, clock, guesses)
+        self._live.update(self)
+        self._live.start()
+        return self
+
+    def __enter__(self) -> LiveView:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if not self._live.is_started:
+            return
+        self._live.stop()
+        news = [entry for entry in self.scene.story if entry.tone != "quiet"]
+        for entry in news[-_ON_LEAVING:]:
+            words = Text(f"{clock(entry.t):>7}  {entry.words}", overflow="fold")
+            self._live.console.print(words, highlight=False)
+
+    def happened(self, event: events.Event) -> None:
+        self.scene.happened(event)
+
+    def progressed(self, report: Progressed) -> None:
+        self.scene.progressed(report)
+
+    def preparing(self, report: Preparing) -> None:
+        self._preparing[report.node] = preparation(report)
+        if report.done >= report.total:
+            del self._preparing[report.node]
+
+    def interrupted(self) -> None:
+        self._stopping = True
+        self.paint()
+
+    def winding_up(self, devices: Sequence[str], most_s: float) -> None:
+        self._waiting = f"; {waiting_for(devices, most_s)}"
+
+    def tick(self) -> None:
+        if self.scene.now - self._painted_at >= _PAINT_EVERY_S:
+            self.paint()
+
+    def paint(self) -> None:
+        self._painted_at = self.scene.now
+        self._live.refresh()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        standing = "stopping" if self._stopping else "running"
+        width, height = options.max_width, options.height or console.height
+        heading = title(self._run, self._mix)
+        lines = frame(self.scene, heading, standing, self._footer(), width, height)
+        for number, line in enumerate(lines):
+            if number:
+                yield Segment.line()
+            yield from line
+
+    def _footer(self) -> Sequence[str]:
+        if self._stopping:
+            return stopping(self.scene, self._waiting)
+        if self._guesses:
+            return _WATCHING
+        if self._preparing:
+            return ("Before training, what jobs need is sent", " · ".join(self._preparing.values()))
+        return _PROMISE
+
+
+def title(run: str, mix: Mix) -> str:
+    return f"{mix.name} with {mix.policy.name} · run {run}"
+
+
+def stopping(scene: Scene, waiting: str = "") -> tuple[str, str]:
+    """What Ctrl-C has begun, and what a second one would cost."""
+    return (
+        f"Stopping: copies hand in their work, hadar resume goes on later{waiting}",
+        f"Ctrl-C again stops at once, without {count(scene.steps_unmerged, 'step')} not merged yet",
+    )

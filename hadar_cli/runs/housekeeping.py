@@ -1,0 +1,74 @@
+"""Keeps a run's directory tidy while it trains: old checkpoints go, finished models are put out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hadar_cli.core import events
+from hadar_cli.core.state import RunState
+from hadar_cli.engine.ports import Observer
+from hadar_cli.runs.finished_models import export_model, export_pretrained
+from hadar_cli.runs.store import RunStore, replace_durably
+
+KEPT_GENERATIONS = 3
+
+
+class Housekeeper(Observer):
+    """Watches a run. What a copy handed in is garbage once merged, and so are old generations."""
+
+    def __init__(self, store: RunStore, state: RunState) -> None:
+        self._store, self._state = store, state
+        self._inputs: dict[int, set[str]] = defaultdict(set)
+        self._given: dict[str, list[str]] = {}  # attempt under way -> what it was sent off with
+        self._generations = {number: job.files for number, job in state.jobs.items()}
+        for number, job in state.jobs.items():  # what the head before this one had still to merge
+            self._inputs[number] = {c.weights for c in job.handed_in.values() if c.weights}
+        self._collect(any(job.active for job in state.jobs.values()))
+
+    def _collect(self, arriving: bool) -> None:
+        held = [*self._generations.values(), *self._inputs.values()]
+        self._store.collect_garbage((digest for digests in held for digest in digests), arriving)
+
+    def happened(self, event: events.Event) -> None:
+        match event:
+            case events.HeadStarted():
+                for number in self._state.jobs:
+                    self._put_out_if_trained(number)
+            case events.CopyStarted():
+                self._given[event.attempt] = self._state.jobs[event.job].files
+            case events.CopyFinished():
+                self._given.pop(event.attempt, None)
+                job = self._state.started[event.attempt].job
+                if event.weights:
+                    self._inputs[job].add(event.weights)
+                self._put_out_if_trained(job)
+            case events.CopyLost():
+                self._given.pop(event.attempt, None)
+            case events.WeightsMerged():
+                self._tidy(event)
+                self._put_out_if_trained(event.job)
+            case events.JobCutShort():
+                self._put_out_if_trained(event.job)
+            case events.RunFinished():
+                self._collect(arriving=False)
+
+    def _tidy(self, event: events.WeightsMerged) -> None:
+        kept = self._generations[event.job]
+        kept += [event.weights] if event.weights else []
+        # A copy that starts slowly may still have to read weights that others have left behind.
+        needed = {digest for given in self._given.values() for digest in given}
+        needed.update(self._state.jobs[event.job].files)
+        old = [digest for digest in kept[:-KEPT_GENERATIONS] if digest not in needed]
+        stale = self._inputs.pop(event.job, set()) | set(old)
+        kept[:] = [digest for digest in kept if digest not in old]
+        for digest in stale.difference(*self._generations.values()):
+            self._store.object_path(digest).unlink(missing_ok=True)
+
+    def _put_out_if_trained(self, number: int) -> None:
+        job = self._state.jobs[number]
+        path = self._store.directory / "models" / f"{job.job.name}.safetensors"
+        if job.is_trained and job.weights and not path.exists():
+            checkpoint, part = self._store.object_path(job.weights), path.with_suffix(".part")
+            export_pretrained(checkpoint, path.with_suffix(""))
+            export_model(checkpoint, part)
+            replace_durably(part, path)

@@ -1,0 +1,94 @@
+"""Reads known_hosts files as ssh does: patterns, hashed names, authorities, revoked keys."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_MARKERS = {"@cert-authority", "@revoked"}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    """One line of the file: a host's key, or by its marker an authority's or a revoked one."""
+
+    marker: str
+    kind: str
+    blob: bytes
+
+
+def known_keys(name: str, paths: Iterable[Path]) -> list[KnownKey]:
+    """All that these files say about a name, such as ``gpu.lab`` or ``[gpu.lab]:2222``."""
+    found = []
+    for path in paths:
+        if path.is_file():
+            lines = path.read_text(errors="replace").splitlines()
+            found += [key for names, key in _read(lines) if matches(name, names)]
+    return found
+
+
+def is_in_list(blob: bytes, path: Path) -> bool:
+    """Whether the file that RevokedHostKeys names has this key; one that cannot be read has all.
+
+    It is a list of keys, or in a format that ssh-keygen knows.
+    """
+    key = base64.b64encode(blob)
+    try:
+        content = path.read_bytes()
+        if not content.startswith(b"SSHKRL"):
+            return key in content.split()
+        kind = blob[4 : 4 + int.from_bytes(blob[:4], "big")]
+        words = ["ssh-keygen", "-Q", "-f", str(path), "/dev/stdin"]
+        asked = subprocess.run(words, input=kind + b" " + key, capture_output=True, check=False)
+        return asked.returncode != 0
+    except OSError:
+        return True
+
+
+def _read(lines: Iterable[str]) -> Iterator[tuple[str, KnownKey]]:
+    """Names and key of each line. As ssh does, lines that make no sense are passed over."""
+    for line in lines:
+        words = line.split()
+        marker = words.pop(0) if words and words[0].startswith("@") else ""
+        if len(words) < 3 or words[0].startswith("#") or marker not in {"", *_MARKERS}:
+            continue
+        names, kind, key = words[:3]
+        try:
+            yield names, KnownKey(marker, kind, base64.b64decode(key, validate=True))
+        except binascii.Error:
+            continue
+
+
+def matches(name: str, patterns: str) -> bool:
+    """Whether a line's names, separated by commas, stand for this one; one ``!`` says no."""
+    if patterns.startswith("|1|"):
+        return _is_hash_of(name, patterns)
+    verdicts = [
+        not pattern.startswith("!")
+        for pattern in patterns.split(",")
+        if _is_like(name, pattern.removeprefix("!"))
+    ]
+    return bool(verdicts) and all(verdicts)
+
+
+def _is_like(name: str, pattern: str) -> bool:
+    """``*`` stands for any characters and ``?`` for one; brackets are brackets."""
+    parts = {"*": ".*", "?": "."}
+    regex = "".join(parts.get(character) or re.escape(character) for character in pattern)
+    return re.fullmatch(regex, name, re.IGNORECASE | re.DOTALL) is not None
+
+
+def _is_hash_of(name: str, hashed: str) -> bool:
+    try:
+        _, _, salt, digest = hashed.split("|")
+        mac = hmac.new(base64.b64decode(salt), name.lower().encode(), hashlib.sha1).digest()
+        return hmac.compare_digest(mac, base64.b64decode(digest))
+    except ValueError:
+        return False

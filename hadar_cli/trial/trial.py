@@ -1,0 +1,191 @@
+"""``hadar try``: a script by hand, and as a run would have it on this machine.
+
+Two small rounds with two copies and a merge; the same steps on one device as by hand; an order too
+long, an interruption, a resume; and a job to its very end. All of it in copies of the project.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hadar_cli.assembly import venv_here
+from hadar_cli.core.model import Launch
+from hadar_cli.engine.ports import CopyOrder, CopyResult
+from hadar_cli.project.folder import find_project
+from hadar_cli.project.selection import select
+from hadar_cli.trial import words
+from hadar_cli.trial.comparison import Comparison
+from hadar_cli.trial.ending import Ending
+from hadar_cli.trial.findings import Findings, Over, Patience, Tell
+from hadar_cli.trial.resume import Resume
+from hadar_cli.trial.stage import DEVICES, Ended, Stage, open_stage
+from hadar_cli.trial.weights import describe
+from hadar_cli.trial.words import Check, Fault
+
+_MANY = 4_000  # steps that hardly a script does in seconds; a copy starts that far into the job
+
+
+def launch_of(script: Path, args: Sequence[str] = ()) -> Launch:
+    """A script as a mix would have it that says nothing more of it."""
+    project = find_project(script)
+    sync = str(project.folder) if project else None
+    return Launch(script=str(script.absolute()), args=tuple(args), sync=sync)
+
+
+class Trial:
+    """One script on trial; ``tell`` hears of every check as soon as it is made."""
+
+    def __init__(
+        self, launch: Launch, tell: Tell, steps: int = 8, patience: Patience | None = None
+    ) -> None:
+        """``launch``: that of a script (``launch_of``), or of a job of a mix."""
+        self._launch, self._steps = launch, steps
+        self._patience = patience or Patience()
+        self._findings = Findings(tell)
+        self._first: list[CopyResult] = []
+        self._losses: list[float] = []
+        self._took_s, self._stays = 0.0, False
+        self._length = 0  # the steps that the script by itself would train, if known
+
+    @property
+    def unseen(self) -> list[str]:
+        """What was not looked at, and is left to the user."""
+        return [*self._findings.unseen, *words.NEVER_SEEN]
+
+    def run(self) -> list[Check]:
+        launch = self._launch
+        chosen = select(Path(launch.sync or str(launch.script)), [Path(p) for p in launch.data])
+        with open_stage(launch) as stage:
+            if launch.venv:
+                launch = replace(launch, python=venv_here(Path(launch.venv), stage.store))
+            comparison = Comparison(
+                stage, chosen, launch, self._steps, self._patience, self._findings
+            )
+            try:
+                self._try(stage, comparison)
+            except Over:
+                pass
+            finally:
+                comparison.end()
+        return self._findings.checks
+
+    def _try(self, stage: Stage, comparison: Comparison) -> None:
+        try:
+            self._rounds(stage)
+            comparison.judge()
+        finally:
+            comparison.judge_files()  # a file that is not there may be why it crashed
+        self._length = comparison.length
+        merged = stage.merged  # later ones may lie beyond the end that its schedule has
+        self._interruption(stage)
+        resume = Resume(stage, merged, self._steps, self._patience, self._findings)
+        resume.play(self._first, self._losses)
+        Ending(stage, self._steps, self._patience, self._findings).play(self._stays)
+
+    # -- rounds ------------------------------------------------------------------------------
+
+    def _rounds(self, stage: Stage) -> None:
+        ends = self._round(stage, "starts and hands in")
+        self._first = [end.handed_in.result for end in ends if end.handed_in]
+        self._took_s = max(end.after_s for end in ends)
+        self._findings.tell("starts and hands in", f"two copies, done after {self._took_s:.1f} s")
+        self._findings.tell("does the steps it is given", f"{self._steps} + {self._steps} of them")
+        self._merge(stage, "leaves weights that can be merged")
+        merged = describe(stage.path(stage.weights)) if stage.weights else ""
+        self._findings.tell("leaves weights that can be merged", merged)
+
+        ends = self._round(stage, "goes on after a merge")
+        self._merge(stage, "goes on after a merge")
+        self._stays = all(end.handed_in and end.handed_in.stays for end in ends)
+        how = "in the same process" if self._stays else "started anew for every round"
+        self._findings.tell("goes on after a merge", how)
+
+    def _round(self, stage: Stage, name: str) -> list[Ended]:
+        """Both copies do their steps; anything else ends the trial."""
+        stage.begin_round()
+        seconds = self._patience.start_s
+        orders = [stage.hand_out(device, self._steps, seconds) for device in DEVICES]
+        ends = stage.await_all(orders, seconds + self._patience.grace_s)
+        for end in ends:
+            self._findings.demand(name, words.explain_end(end, stage.accept(end), self._steps))
+        losses = [end.handed_in.result.loss for end in ends if end.handed_in]
+        self._losses.append(statistics.fmean([loss for loss in losses if loss is not None] or [0]))
+        return ends
+
+    def _merge(self, stage: Stage, name: str) -> None:
+        if merged := stage.merge():
+            for attempt, why in merged.refused:
+                self._findings.demand(name, words.explain_refusal(merged.refused_for[attempt], why))
+
+    # -- an interruption ---------------------------------------------------------------------
+
+    def _interruption(self, stage: Stage) -> None:
+        """More steps than can be done: one copy must stop by itself, the other when told to."""
+        patience = self._patience
+        stage.begin_round()
+        limit = patience.deadline_s + self._took_s + patience.grace_s
+        timed = stage.hand_out(DEVICES[0], _MANY, patience.deadline_s)
+        told = stage.hand_out(DEVICES[1], _MANY, patience.start_s + limit)
+        ends = self._recall_one(stage, timed, told, limit)
+        self._judge_deadline(stage, ends[0])
+        self._judge_leaving(stage, ends[1])
+        self._merge(stage, "merges after an interruption")
+
+    def _recall_one(
+        self, stage: Stage, timed: CopyOrder, told: CopyOrder, limit_s: float
+    ) -> list[Ended]:
+        """Recalls ``told`` once it trains. Waits for ``timed`` up to its limit, then for both."""
+        began, recalled_at = stage.executor.now(), None
+        standing: dict[str, Ended] = {}
+        for standing in stage.watch([timed, told], limit_s + self._patience.leave_s):
+            now = stage.executor.now()
+            trains = standing[told.attempt].progressed or now > began + 1.0 + 3 * self._took_s
+            if trains and recalled_at is None:
+                recalled_at = now
+                stage.executor.recall([told.attempt])
+            late = now > began + limit_s and not standing[timed.attempt].is_over
+            left = recalled_at and now > recalled_at + self._patience.leave_s
+            if late and (left or standing[told.attempt].is_over):
+                break
+        return [standing[timed.attempt], standing[told.attempt]]
+
+    def _judge_deadline(self, stage: Stage, end: Ended) -> None:
+        name = "stops at its deadline"
+        if not end.is_over:
+            self._findings.add(words.PAST_DEADLINE.at(name))
+        elif end.lost and self._is_beyond(end.order):
+            self._findings.warn(name, self._ends_by_itself(end))
+        elif fault := self._fault_of_part(stage, end):
+            self._findings.add(fault.at(name))
+        else:
+            assert end.handed_in
+            steps = end.handed_in.result.steps
+            self._findings.tell(name, f"{steps} steps in {end.order.seconds:.0f} s")
+
+    def _judge_leaving(self, stage: Stage, end: Ended) -> None:
+        name = "leaves when told to"
+        if not end.is_over:
+            self._findings.add(words.DEAF.at(name))
+        elif end.lost and self._is_beyond(end.order):
+            self._findings.warn(name, self._ends_by_itself(end))
+        elif (fault := self._fault_of_part(stage, end)) is words.NO_STEPS:
+            self._findings.tell(name, "SIGTERM: reported, gone before its first step")
+        elif fault:
+            self._findings.add(fault.at(name))
+        else:
+            self._findings.tell(name, "SIGTERM: saved, reported, gone")
+
+    def _is_beyond(self, order: CopyOrder) -> bool:
+        """Whether the script by itself would never come to the order's last step."""
+        return 0 < self._length < order.steps.ranges[-1][1]
+
+    def _ends_by_itself(self, end: Ended) -> Fault:
+        log = words.tail(end.lost.log) if end.lost else ""
+        return Fault(words.BEYOND.what.format(self._length), words.BEYOND.fix + log)
+
+    def _fault_of_part(self, stage: Stage, end: Ended) -> Fault | None:
+        """As for a whole order, except that it need not be done in full."""
+        return words.explain_end(end, stage.accept(end), 0)
