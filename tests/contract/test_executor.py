@@ -1,23 +1,28 @@
 """One suite for every executor: what the round loop relies on, simulated and for real."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.config import read_nodes
-from hadar_cli.adapters.executor import NodeExecutor
-from hadar_cli.adapters.head import connect
-from hadar_cli.adapters.simulated import Costs, SimulatedExecutor
-from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.app.ports import CopyOrder, Executor, Failed, HandedIn, Report
-from hadar_cli.core.model import Job, Launch, Mix, Node
+from hadar_cli.core.model import Job, Launch
 from hadar_cli.core.steps import StepSet
-from hadar_cli.node import processes
+from hadar_cli.engine.ports import CopyOrder, Executor, Failed, HandedIn, NodeBack, NodeGone, Report
+from hadar_cli.nodes.session import decisions, returning
+from tests.contract.places import (
+    FaultyPlace,
+    Place,
+    SimulatedPlace,
+    SlurmPlace,
+    local_place,
+    piped_place,
+    sshd_place,
+)
 from tests.support.lab import Lab, running
+from tests.support.slurm import SlurmLab, running_slurm
 
-SCRIPT = str(Path(__file__).parents[1] / "support" / "plain_script.py")
+SUPPORT = Path(__file__).parents[1] / "support"
+SCRIPT = str(SUPPORT / "plain_script.py")
 
 
 def job(mode: str = "train") -> Job:
@@ -47,33 +52,34 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
         yield lab
 
 
-@pytest.fixture(params=["simulated", "local", "sshd"])
-def executor(request, tmp_path) -> Iterator[Executor]:
-    if request.param == "simulated":
-        yield SimulatedExecutor(lambda job, device: 100.0, Costs(0.5, 0.1))
-        return
-    nodes = (Node("one", "local"), Node("two", "local"))
-    if request.param == "sshd":
-        found = read_nodes(request.getfixturevalue("lab").inventory)
-        workdir = str(tmp_path / "workdir")
-        pairs = zip(("one", "two"), found, strict=True)
-        nodes = tuple(replace(node, name=name, workdir=workdir, gpus=()) for name, node in pairs)
-    store = RunStore.create(tmp_path, RunFacts("r", Mix("m", (job(),)), nodes, "", ""))
-    executor = NodeExecutor(connect(nodes, store), 1, 0.0)
-    executor.adopt([])
-    yield executor
-    executor.stop(0.0)
-    assert _strays(tmp_path) == []
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory) -> Iterator[SlurmLab]:
+    with running_slurm(tmp_path_factory.mktemp("contract") / "slurm", count=2) as lab:
+        yield lab
 
 
-def _strays(below: Path) -> list[int]:
-    """Processes that a worker anywhere below the directory left behind."""
-    workers = {path.parent.resolve() for path in below.rglob("worker.json")}
-    return [
-        pid
-        for worker in workers
-        for pid in processes.tagged("HADAR_WORKER", f"{worker.parents[1]}/{worker.name}")
-    ]
+@pytest.fixture(params=["simulated", "local", "sshd", "slurm", "pipes", "faulty"])
+def place(request, tmp_path) -> Iterator[Place]:
+    match request.param:
+        case "simulated":
+            place: Place = SimulatedPlace()
+        case "local":
+            place = local_place(tmp_path)
+        case "sshd":
+            place = sshd_place(tmp_path, request.getfixturevalue("lab"))
+        case "slurm":
+            place = SlurmPlace(tmp_path, request.getfixturevalue("slurm"))
+        case "pipes":
+            place = piped_place(tmp_path)
+        case _:
+            place = FaultyPlace(tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def executor(place: Place) -> Executor:
+    return place.executor
 
 
 def collect(executor: Executor, count: int, within: float = 60.0) -> list[Report]:
@@ -122,6 +128,14 @@ def test_time_only_moves_on(executor):
     assert executor.now() >= before + 0.05
 
 
+def test_a_copy_that_is_recalled_at_once_ends_as_well(executor):
+    """Its process is only being born when it is asked to leave."""
+    executor.start(order("a", (0, 100_000), seconds=300.0))
+    executor.recall()
+    [report] = collect(executor, 1, within=30.0)
+    assert report.attempt == "a"
+
+
 def test_recalled_copies_hand_in_early_or_fail(executor):
     executor.start(order("a", (0, 100_000), seconds=300.0))
     executor.wait(executor.now() + 3.0)
@@ -137,3 +151,96 @@ def test_stopping_is_final(executor):
     executor.wait(executor.now() + 0.5)
     executor.stop(0.0)
     assert not any(isinstance(r, HandedIn) for r in executor.wait(executor.now() + 0.2))
+
+
+# -- orders sent ahead ---------------------------------------------------------------------------
+
+
+def waiting_job() -> Job:
+    return Job(1, "waiting", 10_000, 8, launch=Launch(script=str(SUPPORT / "waiting_script.py")))
+
+
+def test_an_order_sent_ahead_is_done_in_the_same_process(executor):
+    mine = waiting_job()
+    executor.start(order("a", (0, 50), job=mine))
+    executor.start(order("b", (50, 80), job=mine, follows="a"))
+    first, second = collect(executor, 2)
+    assert (first.attempt, first.result.slices) == ("a", ((0, 50),))
+    assert (second.attempt, second.result.slices) == ("b", ((50, 80),))
+    assert second.warm and second.stays and second.weights != first.weights
+
+
+def test_an_order_sent_ahead_fails_with_the_one_it_follows(executor):
+    mine = waiting_job()
+    executor.start(order("a", (0, 100_000), seconds=300.0, job=mine))
+    executor.start(order("b", (100_000, 100_010), job=mine, follows="a"))
+    executor.wait(executor.now() + 3.0)
+    executor.recall()
+    reports = {report.attempt: report for report in collect(executor, 2)}
+    assert set(reports) == {"a", "b"}
+    ahead = reports["b"]
+    assert isinstance(ahead, HandedIn) or ahead.reason.is_node_fault
+
+
+# -- a head that was killed ------------------------------------------------------------------------
+
+
+def test_a_copy_under_way_is_adopted_or_reported_as_lost(place):
+    """And it is told once, whatever became of it; one that no node knows of is lost."""
+    under_way, never = order("a", (0, 400)), order("never", (400, 500), device="two")
+    place.executor.start(under_way)
+    place.executor.wait(place.executor.now() + 1.5)
+    head = place.next_head()
+    head.adopt([under_way, never])
+    reports = {report.attempt: report for report in collect(head, 2)}
+    assert isinstance(reports["never"], Failed) and reports["never"].reason.is_node_fault
+    mine = reports["a"]
+    if isinstance(mine, HandedIn):
+        assert mine.result.slices == ((0, 400),) and mine.weights
+    else:
+        assert mine.reason.is_node_fault
+    head.start(order("b", (400, 420)))
+    [report] = collect(head, 1)
+    assert (report.attempt, report.result.slices) == ("b", ((400, 420),))
+
+
+# -- a node that goes and comes --------------------------------------------------------------------
+
+
+def until(executor: Executor, kind: type[Report], within: float = 60.0) -> list[Report]:
+    reports: list[Report] = []
+    deadline = executor.now() + within
+    while not any(isinstance(report, kind) for report in reports):
+        assert executor.now() < deadline, reports
+        reports += executor.wait(executor.now() + 0.5)
+    return reports
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    monkeypatch.setattr(decisions, "LEASE_S", 4.0)
+    monkeypatch.setattr(returning, "RETURN_EVERY_S", 0.5)
+    monkeypatch.setattr(decisions, "LOOK_EVERY_S", 0.5)
+
+
+def test_a_node_that_goes_costs_its_copy_and_is_welcome_back(impatient, place):
+    executor = place.executor
+    executor.start(order("a", (0, 100_000), seconds=300.0))
+    executor.start(order("b", (0, 20), device="two"))
+    [other] = collect(executor, 1)
+    assert (other.attempt, other.result.steps) == ("b", 20)
+    executor.wait(executor.now() + 1.0)
+    place.take_away()
+    reports = until(executor, NodeGone)
+    [gone] = [report for report in reports if isinstance(report, NodeGone)]
+    assert gone.devices == ("one",)
+    lost = [r for r in (*reports, *collect(executor, 1, 2.0)) if isinstance(r, Failed)]
+    assert [(r.attempt, r.reason.is_node_fault) for r in lost] == [("a", True)]
+    executor.start(order("c", (0, 20)))
+    [refused] = collect(executor, 1)
+    assert isinstance(refused, Failed) and refused.reason.is_node_fault
+    place.bring_back()
+    assert [r.devices for r in until(executor, NodeBack) if isinstance(r, NodeBack)] == [("one",)]
+    executor.start(order("d", (0, 20)))
+    [report] = collect(executor, 1)
+    assert (report.attempt, report.result.steps) == ("d", 20)

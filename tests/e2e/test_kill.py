@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.store import read_journal
 from hadar_cli.core import events
+from hadar_cli.runs.store import read_journal
 from tests.support.strays import all_gone, living
 
 ROOT = Path(__file__).parents[2]

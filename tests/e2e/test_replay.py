@@ -24,9 +24,9 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_replayed_under_other_policies(runs: Path) -> None:
-    answer = hadar("replay", "past", "--policy", "yarn-cs,hadar:theta=0.5", cwd=runs)
+    answer = hadar("replay", "past", "--policy", "yarn-cs,hadar:reserve=0.5", cwd=runs)
     assert answer.returncode == 0, answer.stderr
-    for word in ("as it happened", "on paper", "yarn-cs", "hadar:theta=0.5", "same policy"):
+    for word in ("as it happened", "on paper", "yarn-cs", "hadar:reserve=0.5", "same policy"):
         assert word in answer.stdout
 
     told = json.loads(hadar("replay", "--policy", "yarn-cs", "--json", cwd=runs).stdout)

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from hadar_cli.cli import schemas
 from tests.e2e.test_commands import MIX, NODES, SCRIPT, hadar
-from tests.support.runs import stored, trained_world
+from tests.support.runs import stored, trained_sweep, trained_world
 
 PUBLISHED = Path(__file__).parents[2] / "docs/schemas"
 # The commands by the name of their schema, in an order in which each finds what it needs.
@@ -20,8 +20,11 @@ COMMANDS = [
     ("report", ["run", "mix.yaml", "--name", "one"]),
     ("report", ["report", "two"]),
     ("status", ["status"]),
+    ("explain", ["explain", "three"]),
     ("logs", ["logs", "two", "--run", "one"]),
+    ("request", ["priority", "three", "job-0", "2"]),
     ("cancel", ["cancel", "one"]),
+    ("report-sweep", ["report", "four", "--sweep"]),
     ("report-list", ["report", "--list"]),
     ("report-compare", ["report", "one", "two"]),
     ("run-dry-run", ["run", "mix.yaml", "--dry-run"]),
@@ -30,9 +33,9 @@ COMMANDS = [
     ("nodes-list", ["nodes", "list"]),
     ("policies", ["policies"]),
     ("simulate", ["simulate", "mix.yaml", "--policy", "hadare,gavel"]),
-    ("simulate", ["simulate", "--like", "one"]),
     ("replay", ["replay", "one", "--policy", "gavel"]),
     ("try", ["try", "plain_script.py"]),
+    ("selftest", ["selftest", "-n", "broken.toml"]),  # a good one takes a minute
     ("clean", ["clean", "--yes"]),
 ]
 
@@ -42,8 +45,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with two local devices, a mix of two short jobs, and another mix's run."""
     folder = tmp_path_factory.mktemp("schemas")
     (folder / "nodes.toml").write_text(NODES)
+    broken = '[[node]]\nname = "broken"\nhost = "local"\npython = "/no/such/python"\n'
+    (folder / "broken.toml").write_text(broken)
     (folder / "mix.yaml").write_text(MIX)
     shutil.copy(SCRIPT, folder)
+    begun = trained_world()
+    del begun.journal.events[2:]
+    stored(begun, folder / "runs", "three")
+    stored(trained_sweep(), folder / "runs", "four")
     stored(trained_world(), folder / "runs", "two")
     return folder
 

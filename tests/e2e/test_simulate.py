@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hadar_cli.adapters.fitting import scenario_like
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.store import FileJournal, RunFacts, RunStore, find_run, read_journal
 from hadar_cli.core.events import CopyFinished, CopyStarted
+from hadar_cli.runs.store import FileJournal, RunFacts, RunStore, find_run, read_journal
+from hadar_cli.simulation.executor import Costs
+from hadar_cli.simulation.fitting import scenario_like
 from tests.support.worlds import make_mix, make_nodes, make_world
 
 ROOT = Path(__file__).parents[2]
@@ -86,9 +87,9 @@ def test_all_policies_side_by_side(desk: Path) -> None:
         assert result["ttd_s"] >= result["lower_bound_s"] > 0
         assert 0 < result["cru"] <= result["gru"] <= 1
         assert 0 <= result["changed_rounds"] <= 1
-    table = simulate(*command, "--policy", "hadar:theta=0.9,gavel", cwd=desk)
+    table = simulate(*command, "--policy", "hadar:reserve=0.9,gavel", cwd=desk)
     assert table.returncode == 0, table.stderr
-    assert "hadar:theta=0.9" in table.stdout and "Jobs done" in table.stdout
+    assert "hadar:reserve=0.9" in table.stdout and "Jobs done" in table.stdout
     assert "\x1b" not in table.stdout and not table.stderr
 
 
@@ -112,10 +113,13 @@ def test_bad_lines_are_reported_and_the_rest_is_used(desk: Path) -> None:
         (("jobs.csv", "--cluster", "v100:2,k81:1"), "did you mean 'k80'"),
         (("jobs.csv", "--cluster", "v100"), "KIND:COUNT"),
         (("jobs.csv", "--cluster", "v100:1", "--policy", "hadr"), "did you mean 'hadar'"),
-        (("jobs.csv", "--cluster", "v100:1", "--policy", "hadar:thet=1"), "'theta'"),
+        (("jobs.csv", "--cluster", "v100:1", "--policy", "hadar:reserv=1"), "'reserve'"),
         (("rates.json", "--cluster", "v100:1"), "missing columns"),
         (("jobs.csv", "--cluster", "v100:1", "-n", "nodes.toml"), "cannot stand beside"),
-        (("jobs.csv", "--like", "x"), "cannot stand beside --like"),
+        (("jobs.csv", "--cluster", "v100:1", "--free-sizes"), "needs Sia's profiles"),
+        (("jobs.csv", "--cluster", "v100:1", "--throughputs", "."), "holds no profiles"),
+        (("jobs.csv", "--cluster", "v100:1", "--blind", "--noise", "0.5"), "--noise"),
+        (("jobs.csv", "--cluster", "v100:1", "--blind", "--policy", "hadare"), "hadare knows"),
     ],
 )
 def test_bad_input_is_refused_with_a_way_out(
@@ -144,6 +148,14 @@ def test_a_mix_on_an_inventory_goes_by_its_own_policy_and_slot(tmp_path: Path) -
     assert content["forecast"]["ttd_s"] > 0
 
 
+def replay(run: str, folder: Path) -> dict[str, Any]:
+    """The run as it happened and on paper, under its own policy alone."""
+    answer = simulate("replay", run, "--policy", "hadare", "--json", cwd=folder)
+    assert answer.returncode == 0, answer.stderr
+    content: dict[str, Any] = json.loads(answer.stdout)
+    return content
+
+
 def test_a_run_is_simulated_as_it_was(tmp_path: Path) -> None:
     mix, nodes = make_mix([900, 500, 700]), make_nodes({"x": 1.0, "y": 0.3})
     store = RunStore.create(tmp_path / "runs", RunFacts("past", mix, nodes, "then", "0"))
@@ -151,15 +163,13 @@ def test_a_run_is_simulated_as_it_was(tmp_path: Path) -> None:
     world = make_world(mix, nodes, costs=Costs(1.5, 0.25), journal=journal)
     world.loop.run()
     journal.close()
-    answer = simulate("simulate", "--like", "past", "--json", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    content = json.loads(answer.stdout)
-    assert (content["restart_s"], content["sync_s"]) == pytest.approx((1.5, 0.25))
-    real = {"run": "past", "ttd_s": pytest.approx(world.state.now), "connect_s": 0.0}
-    assert content["like"] == real
-    assert content["policies"][0]["ttd_s"] == pytest.approx(world.state.now, rel=0.02)
-    words = simulate("simulate", "--like", "past", cwd=tmp_path).stdout
-    assert "Fitted to run past: start 1.5 s" in words and " %" in words
+    content = replay("past", tmp_path)
+    assert (content["start_s"], content["sync_s"]) == pytest.approx((1.5, 0.25))
+    real, own = content["policies"]
+    assert (content["run"], real["ttd_s"]) == ("past", pytest.approx(world.state.now))
+    assert own["ttd_s"] == pytest.approx(world.state.now, rel=0.02)
+    words = simulate("replay", "past", "--policy", "hadare", cwd=tmp_path).stdout
+    assert "run past's own speeds and costs" in words and "start 1.5 s" in words and " %" in words
 
 
 NODES = """
@@ -185,13 +195,10 @@ def test_a_real_run_is_fitted_by_what_its_own_journal_says(tmp_path: Path) -> No
     shutil.copy(ROOT / "tests/support/plain_script.py", tmp_path)
     ran = simulate("run", "mix.yaml", "--name", "real", "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    answer = simulate("simulate", "--like", "real", "--json", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    content = json.loads(answer.stdout)
-    like, (result,) = content["like"], content["policies"]
-    assert like["ttd_s"] == pytest.approx(json.loads(ran.stdout)["ttd_s"])
-    assert 0 < like["connect_s"] < like["ttd_s"]
-    assert result["unfinished"] == 0 and result["ttd_s"] >= result["lower_bound_s"]
+    content = replay("real", tmp_path)
+    real, own = content["policies"]
+    assert real["ttd_s"] == pytest.approx(json.loads(ran.stdout)["ttd_s"])
+    assert own["unfinished"] == 0
     # How long it takes on paper depends on how busy this machine was; what it rests on does not.
     store = find_run(tmp_path / "runs", "real")
     happened = read_journal(store.journal_path)
@@ -204,7 +211,7 @@ def test_a_real_run_is_fitted_by_what_its_own_journal_says(tmp_path: Path) -> No
                 _measured(copies, started, device)
             )
     cold = {round(c.start_s, 9) for c in copies if not c.warm}
-    assert min(cold) / 3 <= content["restart_s"] <= max(cold)
+    assert min(cold) / 3 <= content["start_s"] <= max(cold)
     assert sum(c.steps for c in copies) == 800
 
 
@@ -222,9 +229,7 @@ def test_a_device_that_was_lost_is_lost_again_on_paper(tmp_path: Path) -> None:
     world.executor.lose_device("y", at=20.0)
     world.loop.run()
     journal.close()
-    answer = simulate("simulate", "--like", "unlucky", "--json", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    (result,) = json.loads(answer.stdout)["policies"]
+    _, result = replay("unlucky", tmp_path)["policies"]
     assert result["unfinished"] == 0
     assert result["ttd_s"] == pytest.approx(world.state.now, rel=0.05)
     lucky = make_world(mix, nodes, costs=Costs(1.5, 0.25))
@@ -258,7 +263,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from hadar_cli.core.queue import Decision, fit_in_order
+from hadar_cli.core.policies.gangs.queue import Decision, fit_in_order
 
 
 @dataclass(frozen=True, slots=True)

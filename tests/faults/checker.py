@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from hadar_cli.adapters.store import RunStore, read_journal
 from hadar_cli.core import events
 from hadar_cli.core.model import Job
+from hadar_cli.core.reasons import Loss
 from hadar_cli.core.state import RunState
 from hadar_cli.core.steps import Range
 from hadar_cli.errors import HadarError
+from hadar_cli.runs.store import RunStore, read_journal
 from tests.faults import weights
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ INVARIANTS = {
     "once": "no device trains two copies at once",
     "durable": "what was acknowledged is in the journal after any crash",
     "replay": "the product's own fold of the journal gives the same steps and generations",
+    "asked": "a request is answered once, whatever dies; cancelled, paused and drained means so",
     "epochs": "every head has an epoch of its own",
 }
 
@@ -66,9 +70,8 @@ class Recount(ABC):
         self._given: dict[str, set[int]] = {}  # attempts under way
         self._claims: Claims = {}
         self._epoch = 0
-        self._loss: dict[int, float] = {}
-        self._rival: dict[int, str] = {}
         self._on_device: dict[str, str] = {}
+        self.made_by: dict[int, tuple[str, ...]] = {}
 
     def take(self, event: events.Event) -> None:
         match event:
@@ -117,24 +120,8 @@ class Recount(ABC):
         demand(claimed <= self._given[event.attempt], f"I1: {event.attempt} beyond its quota")
         demand(len(claimed) == event.steps, f"I1: {event.attempt} miscounted")
         self._free(event.attempt)
-        self._weigh(event)
         if event.steps:
             self._claims[event.attempt] = (event, claimed)
-
-    def _weigh(self, event: events.CopyFinished) -> None:
-        """Under `keep: better` the last merge's leader is the model if its loss is less."""
-        started = self._started[event.attempt]
-        if event.quality is None or not started.generation:
-            return
-        job, loss = started.job, event.quality.get("loss", np.inf)
-        if started.purpose == "evaluate":
-            self._loss[job] = loss
-        elif started.purpose == "compare":
-            rival = self._rival.pop(job, "")
-            demand(rival, f"once: job {job} has nothing left to compare")
-            if loss < self._loss[job]:
-                self.digest[job] = rival
-                self.weights[job] = self._load(rival)
 
     def _merge(self, event: events.WeightsMerged) -> None:
         job, claims = event.job, {}
@@ -156,6 +143,7 @@ class Recount(ABC):
         self.generation[job] = event.generation
         self.weights[job] = self._check_weights(event, claims)
         self.digest[job] = event.weights
+        self.made_by[job] = event.accepted
 
     def _check_nobody_waited(self, event: events.WeightsMerged) -> None:  # noqa: B027
         """Only a simulated world knows who could have come sooner."""
@@ -174,6 +162,9 @@ class SimulatedRecount(Recount):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
+        self._targets = {number: job.target_steps for number, job in world.jobs.items()}
+        self._state: dict[int, weights.Vector] = {}  # the optimizer's, as last committed
+        self._has_state: dict[int, bool] = {}  # whether that was in the latest commit
 
     def _load(self, digest: str) -> weights.Vector:
         """As it was seen when it was committed. A head that died before has kept the newest."""
@@ -187,26 +178,23 @@ class SimulatedRecount(Recount):
         copies, base = [], self.weights.get(event.job)
         for attempt, (_, claimed) in claims.items():
             demand(attempt in self._world.trained, f"I8: {attempt} never handed in these weights")
-            trained = self._world.trained[attempt]
+            demand(attempt not in self._world.unfit, f"I8: {attempt} has another frozen part")
+            trained = replace(self._world.trained[attempt], steps=len(claimed))
             self._check_lineage(attempt, trained, base)
-            copies.append(weights.Trained(trained.base, trained.made, len(claimed)))
+            copies.append(trained)
         done_before = len(self.done[event.job]) - sum(copy.steps for copy in copies)
-        share_done = done_before / self._world.mix.jobs[event.job].target_steps
+        share_done = done_before / self._targets[event.job]
         expected = weights.average(base, copies, self._world.mix.merge, share_done)
-        max_steps = max(copy.steps for copy in copies)
         found = self._load(event.weights)
         is_right = np.allclose(found, expected, rtol=weights.ROUNDING)
         demand(is_right, f"I8: job {event.job}, not the average")
-        if event.rival:
-            made = {copy.made.tobytes() for copy in copies if copy.steps == max_steps}
-            rival = self._load(event.rival)
-            demand(rival.tobytes() in made, f"I8: job {event.job}, the rival is not the leader")
-            self._rival[event.job] = event.rival
+        self._check_state(event, copies)
         return found
 
     def _check_nobody_waited(self, event: events.WeightsMerged) -> None:
         """A copy that will never report costs the others no more than the slot and patience."""
-        if _SLOW & self._world.misfortune.fired.keys():
+        misfortune = self._world.misfortune
+        if _SLOW & misfortune.fired.keys() or misfortune.longest_move_s > _PATIENCE_S / 2:
             return  # where all is slow, patience grows
         for attempt in event.accepted:
             if attempt in self._claims:
@@ -220,6 +208,40 @@ class SimulatedRecount(Recount):
         wanted = weights.untrained(self._started[attempt].job) if base is None else base
         is_right = np.allclose(trained.base, wanted, rtol=weights.ROUNDING)
         demand(is_right, f"I8: {attempt} did not train the job's latest weights")
+        state = self._state_given(attempt, trained, base is not None)
+        is_right = np.allclose(trained.state_base, state, rtol=weights.ROUNDING, atol=1e-6)
+        demand(is_right, f"I8: {attempt} went on with another optimizer state")
+
+    def _state_given(
+        self, attempt: str, trained: weights.Trained, has_base: bool
+    ) -> weights.Vector:
+        """The committed state; its own, if the latest weights came without and it is in them."""
+        job = self._started[attempt].job
+        if not has_base:
+            return weights.NONE
+        if not self._has_state[job] and trained.previous in self.made_by[job]:
+            return self._world.trained[trained.previous].state
+        return self._state[job]
+
+    def _check_state(self, event: events.WeightsMerged, copies: list[weights.Trained]) -> None:
+        """The optimizer's state is the average of those that were handed in, or there is none."""
+        found = self._state_of(event.weights)
+        senders = [copy for copy in copies if copy.sends_state]
+        demand(event.optimizer == bool(senders), f"I8: job {event.job}, state or no state")
+        demand((found is not None) == bool(senders), f"I8: job {event.job}, state or no state")
+        self._has_state[event.job] = bool(senders)
+        if senders and found is not None:
+            steps = [copy.steps for copy in senders]
+            wanted = np.average([copy.state for copy in senders], axis=0, weights=steps)
+            is_right = np.allclose(found, wanted, rtol=weights.ROUNDING, atol=1e-6)
+            demand(is_right, f"I8: job {event.job}, not the average of the optimizer's states")
+            self._state[event.job] = found
+
+    def _state_of(self, digest: str) -> weights.Vector | None:
+        if digest not in self._world.states:
+            path = self._world.store.object_path(digest)
+            self._world.states[digest] = weights.load_state(path)
+        return self._world.states[digest]
 
 
 def _numbers(slices: tuple[Range, ...]) -> set[int]:
@@ -232,8 +254,11 @@ def check_journal(world: World) -> SimulatedRecount:
     records = iter(journal)
     is_whole = all(any(event == record for record in records) for event in world.acknowledged)
     demand(is_whole, "durable: acknowledged records are missing")
+    from tests.faults.people import check_requests
+
     recount = SimulatedRecount(world)
-    recount_all(recount, journal, world.mix.jobs)
+    recount_all(recount, journal, world.first_jobs)
+    check_requests(world.people, journal)
     return recount
 
 
@@ -250,14 +275,29 @@ def recount_all(recount: Recount, journal: list[events.Event], jobs: tuple[Job, 
 
 
 def check_end(world: World) -> None:
-    check_models(check_journal(world), world.store, world.mix.jobs)
+    from tests.faults.people import cancelled_jobs, check_nothing_is_forgotten
+
+    recount, journal = check_journal(world), read_journal(world.store.journal_path)
+    check_nothing_is_forgotten(world.people, journal)
+    planned = {e.job for e in journal if isinstance(e, events.JobCutShort) and e.is_planned}
+    for number in planned:
+        done, job = recount.done[number], world.jobs[number]
+        is_rung = len(done) in job.milestones and done == set(range(len(done)))
+        demand(is_rung, f"I1: trial {number} did not end at a milestone")
+    given_up = cancelled_jobs(journal) | planned
+    check_models(recount, world.store, tuple(world.jobs.values()), given_up)
 
 
-def check_models(recount: Recount, store: RunStore, jobs: tuple[Job, ...]) -> None:
+def check_models(
+    recount: Recount, store: RunStore, jobs: tuple[Job, ...], cancelled: Collection[int] = ()
+) -> None:
     """A finished run has every step once, whole checkpoints, and models equal to them."""
     for job in jobs:
         wanted = set(range(job.target_steps))
-        demand(recount.done[job.id] == wanted, f"I1: job {job.id} has not all its steps")
+        is_whole = recount.done[job.id] == wanted or job.id in cancelled
+        demand(is_whole, f"I1: job {job.id} has not all its steps")
+        if job.id not in recount.digest:  # cancelled before its first merge
+            continue
         store.verify(recount.digest[job.id])
         last = weights.load(store.object_path(recount.digest[job.id]))
         demand(np.array_equal(last, recount.weights[job.id]), "I2: other weights than committed")
@@ -267,7 +307,7 @@ def check_models(recount: Recount, store: RunStore, jobs: tuple[Job, ...]) -> No
 
 def check_message(error: HadarError, world: World) -> None:
     """One line for people: what it is about, and what to do where something can be done."""
-    named = [*world.node_of, *(job.name for job in world.mix.jobs), str(world.store.directory)]
+    named = [*world.node_of, *(j.name for j in world.jobs.values()), str(world.store.directory)]
     named += [world.store.directory.name, "journal.jsonl"]
     text = f"{error}"
     demand(type(error) is not HadarError, f"I6: an error nobody foresaw: {text}")
@@ -280,19 +320,29 @@ def places_passed(journal: list[events.Event]) -> Counter[str]:
     follows: dict[str, str] = {}
     for event in journal:
         match event:
-            case events.CopyStarted() if event.follows:
-                passed["order sent ahead"] += 1
-                follows[event.attempt] = event.follows
+            case events.CopyStarted():
+                passed["step in micro-batches"] += event.micro_batches > 1
+                if event.follows:
+                    passed["order sent ahead"] += 1
+                    follows[event.attempt] = event.follows
+            case events.PairAvoided():
+                passed["job kept off a device"] += 1
+            case events.MilestonePassed():
+                passed["milestone passed"] += 1
+            case events.JobCutShort():
+                passed["trial dropped, or job on a plateau"] += event.is_planned
+            case events.JobFailed():
+                passed["job failed, then tried again"] += 1
             case events.CopyLost():
                 passed["order sent ahead, then lost or refused"] += event.attempt in follows
-                passed["late result refused"] += "latest weights" in event.why
+                passed["late result refused"] += event.reason is Loss.STALE
             case events.WeightsMerged():
                 passed["order sent ahead, then counted"] += any(
                     a in follows for a in event.accepted
                 )
                 passed["merge of several copies"] += len(event.accepted) > 1
-                passed["merge whose leader may be kept"] += bool(event.rival)
                 passed["merge with a copy refused"] += bool(event.refused)
+                passed["merge without optimizer state"] += not event.optimizer
             case events.HeadStarted():
                 passed["head taken over"] += event.epoch > 1
     return passed

@@ -1,80 +1,81 @@
-"""The head's hand on the simulated nodes: the executor port, through a network that fails."""
+"""The executor port over simulated nodes: real sessions, through a network that fails."""
 
 from __future__ import annotations
 
+import hashlib
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hadar_cli.app.ports import (
-    CopyOrder,
-    CopyResult,
-    Failed,
-    HandedIn,
-    NodeBack,
-    NodeGone,
-    NodeSilent,
-    Report,
-)
+from hadar_cli.core.reasons import Loss
+from hadar_cli.engine.ports import CopyOrder, CopyResult, Failed, HandedIn, Merged, Report
+from hadar_cli.errors import RefusedError
+from hadar_cli.node.agent_events import Finished
+from hadar_cli.nodes.gangs import Abandon, FindPort, Gangs, Start, TellHead
+from hadar_cli.nodes.orders import read_result
+from hadar_cli.nodes.session.decisions import LEASE_S, NodeSession
+from hadar_cli.nodes.session.state import Phase
+from hadar_cli.nodes.wire import LinkLostError
 from tests.faults import lies, weights
+from tests.faults.gangs import OrphanWatch
 from tests.faults.misfortune import HeadKilledError
-from tests.faults.nodes import LEASE_S, Copy, SimulatedNode
+from tests.faults.nodes import Copy, SimulatedNode
+from tests.faults.sessions import SimulatedLink
 
 if TYPE_CHECKING:
     from tests.faults.world import World
 
-_SILENT_S, _GONE_S = 4.0, 13.0  # after a cut: nobody waits for the node, it is given up
-_LATE_S = 150.0  # past its deadline a copy that was never heard of is given up
+_GONE_S = 13.0  # after a cut, the node is given up
 _MOST_WAITS = 20_000
 
 
 class FaultyExecutor:
-    """One head's. What it reports is what ``NodeExecutor`` would, and worse."""
+    """One head's. Its sessions are real ones; what they report, and worse, arrives."""
 
     tick_s = 2.0
     prolongs = False
 
     def __init__(self, world: World, epoch: int, starts_at: float) -> None:
-        self._world, self._epoch = world, epoch
-        self._clock, self._misfortune = world.clock, world.misfortune
+        self._world = world
+        self.clock, self.misfortune, self.store = world.clock, world.misfortune, world.store
         self._zero = world.clock.now - starts_at
         self._held: dict[str, CopyOrder] = {}  # what the head waits for
         self._inbox: deque[Report] = deque()
-        self._gone: set[SimulatedNode] = set()
         self.refused: set[SimulatedNode] = set()
-        self._delayed: dict[SimulatedNode, list[CopyOrder]] = {}
         self.is_dead = False
         self._waits = 0
+        enabled = {node.name for node in world.store.facts.nodes if node.enabled}
+        self.nodes = [node for node in world.nodes if node.facts.name in enabled]
+        self.links = {node: SimulatedLink(self, node, epoch) for node in self.nodes}
+        facts = [node.facts for node in world.nodes]
+        self._gangs = Gangs(facts, {node.name: f"/{node.name}" for node in facts})
+        self._orphans = OrphanWatch(self.now)
 
     def now(self) -> float:
-        return self._clock.now - self._zero
+        return self.clock.now - self._zero
 
     # -- the port ----------------------------------------------------------------------------
 
     def adopt(self, orders: Sequence[CopyOrder]) -> None:
         self._die_sometimes()
         for order in orders:
-            self._hold(order)
-        for node in self._world.nodes:
-            if node.is_cut:
-                self._give_up(node)
-            else:
-                self._open(node)
+            self._held[order.attempt] = order
+        members = self._gangs.adopt(orders)
+        for node, link in self.links.items():
+            mine = [order for order in members if order.device in node.devices]
+            link.decide(NodeSession.begin, mine)
 
     def start(self, order: CopyOrder) -> None:
         self._die_sometimes()
         self._world.check_device_is_free(order, self._held.values())
-        self._hold(order)
-        node = self._world.node_of[order.device]
-        if node in self._gone:
-            self._fail(order.attempt, "its node is gone")
-        elif node.is_cut:
-            self._delayed.setdefault(node, []).append(order)
-        else:
-            self._send(node, order)
+        self._world.check_pair_is_not_avoided(order)
+        self._held[order.attempt] = order
+        self._gangs.start(order)
+        self._act()
         self._die_sometimes()
 
     def wait(self, until: float) -> list[Report]:
@@ -83,11 +84,12 @@ class FaultyExecutor:
         if self._waits > _MOST_WAITS:
             raise AssertionError("livelock: the loop looks and looks, and nothing moves")
         self._strike_something()
-        ends = self._clock.now + max(0.0, until - self.now())
-        while not self._inbox and self._clock.step(ends):
+        ends = self.clock.now + max(0.0, until - self.now())
+        while not self._inbox and self.clock.step(ends):
             pass
-        if self._misfortune.dice.random() < 0.3:  # others may arrive before the head looks
-            self._clock.pass_to(self._clock.now + self._misfortune.dice.uniform(0, 0.5))
+        if self.misfortune.dice.random() < 0.3:  # others may arrive before the head looks
+            self.clock.pass_to(self.clock.now + self.misfortune.dice.uniform(0, 0.5))
+        self._look_after_gangs()
         reports = list(self._inbox)
         self._inbox.clear()
         for report in reports:
@@ -95,120 +97,182 @@ class FaultyExecutor:
                 self._held.pop(report.attempt, None)
         return reports
 
+    def aside(self, work: Callable[[], Merged]) -> Merged | None:
+        """At once, or while other things happen; heads die meanwhile, too."""
+        self._die_sometimes()
+        if self.misfortune.aside.random() < 0.5:
+            return work()
+
+        def merge() -> None:
+            if not self.is_dead:
+                self._inbox.append(work())
+
+        self.clock.at(self.clock.now + self.misfortune.aside.uniform(0, 4), merge)
+        return None
+
     def recall(self, attempts: Sequence[str] | None = None) -> None:
         self._die_sometimes()
-        for attempt in list(self._held) if attempts is None else attempts:
-            if order := self._held.get(attempt):
-                node = self._world.node_of[order.device]
-                if not node.is_cut:
-                    node.release(attempt)
+        members = None if attempts is None else self._gangs.members_of(attempts)
+        for link in self.links.values():
+            link.decide(NodeSession.recall, members)
 
     def stop(self, grace_s: float) -> None:
         if not self.is_dead:
-            for node in self._world.nodes:
-                if not node.is_cut:
-                    node.stop()
+            self.stop_nodes(self.nodes)
 
-    # -- orders ------------------------------------------------------------------------------
+    def leave(self, kept: Collection[str]) -> None:
+        """The next head adopts what is under way on these nodes."""
+        self._die_sometimes()
+        self.stop_nodes(node for node in self.nodes if node.facts.name not in kept)
+        self.is_dead = True
+        for node in self.nodes:
+            node.listener = None
 
-    def _hold(self, order: CopyOrder) -> None:
-        self._held[order.attempt] = order
-        late_at = self._clock.now + order.seconds + _LATE_S
-        self._clock.at(late_at, lambda: self._fail(order.attempt, "nothing was heard of it", False))
+    def stop_nodes(self, nodes: Iterable[SimulatedNode]) -> None:
+        for node in nodes:
+            self.links[node].session.close()
+            if not node.is_cut:
+                node.stop()
 
-    def _open(self, node: SimulatedNode) -> None:
-        mine = [a for a, order in self._held.items() if order.device in node.devices]
-        known = node.open(self._epoch, mine, self)
-        waiting = self._delayed.pop(node, [])
-        for attempt in set(mine) - known - {order.attempt for order in waiting}:
-            self._fail(attempt, "its node knows nothing of it")
-        for order in waiting:
-            if order.attempt in self._held:
-                self._send(node, order)
+    def _look_after_gangs(self) -> None:
+        self._gangs.look(self.now())
+        self._act()
+        for node, link in self.links.items():
+            is_open = link.session.phase is Phase.OPEN and not node.is_cut
+            self._orphans.look(node, set(link.session.held), is_open)
 
-    def _send(self, node: SimulatedNode, order: CopyOrder) -> None:
-        path = self._world.store.object_path(order.weights) if order.weights else None
-        node.take(order, weights.load(path) if path else None)
+    def _act(self) -> None:
+        """As ``NodeExecutor`` does it."""
+        self._gangs.validate()
+        for action in self._gangs.take():
+            match action:
+                case TellHead(report):
+                    self._inbox.append(report)
+                case Start(order):
+                    self.links[self._world.node_of[order.device]].decide(NodeSession.start, order)
+                case Abandon(attempts):
+                    for link in self.links.values():
+                        link.decide(NodeSession.abandon, attempts)
+                case FindPort(attempt, device):
+                    node = self._world.node_of[device]
+                    self._later(2.0, partial(self._answer_port, attempt, node))
 
-    def _fail(self, attempt: str, why: str, node_fault: bool = True) -> None:
-        if self._held.get(attempt) and not self.is_dead:
-            self._inbox.append(Failed(attempt, why, node_fault=node_fault))
+    def _answer_port(self, attempt: str, node: SimulatedNode) -> None:
+        if node.is_cut or self.misfortune.strikes("order refused"):
+            self._gangs.no_port(attempt, "nobody answered", is_gone=node.is_cut)
+        else:
+            self._gangs.port_found(attempt, 4242)
+        self._act()
 
-    # -- reports -----------------------------------------------------------------------------
+    def _hear(self, report: Report) -> None:
+        self._gangs.hear(report, self.now())
+        self._act()
 
-    def ended(self, node: SimulatedNode, copy: Copy) -> None:
-        """A copy's end, as its node tells it; it waits there while the line is cut."""
-        attempt, strikes = copy.order.attempt, self._misfortune.strikes
-        if self.is_dead or node.is_cut or (attempt not in self._held and not copy.trained):
-            return
-        if strikes("report dropped"):
-            node.forget(attempt)
-            return
-        delay_s = self._misfortune.dice.uniform(0, 60) if strikes("report delayed") else 0.0
-        times = 2 if strikes("report repeated") else 1
-        for _ in range(times):
-            self._clock.at(self._clock.now + delay_s, lambda: self._collect(node, copy))
-            delay_s += self._misfortune.dice.uniform(0, 20)
+    # -- what copies say ---------------------------------------------------------------------
 
-    def _collect(self, node: SimulatedNode, copy: Copy) -> None:
-        attempt = copy.order.attempt
-        if self.is_dead or node.is_cut:
-            return
-        node.forget(attempt)
-        if copy.crashed or not copy.trained:
-            if attempt in self._held:
-                self._inbox.append(Failed(attempt, "it exited with code 1"))
-            return
-        self._deliver(copy)
-
-    def _deliver(self, copy: Copy) -> None:
-        self._inbox.append(self._report_of(copy))
-        if self._misfortune.strikes("stranger's report"):
-            result = CopyResult(3, ((0, 3),), 0.1, 1.0, 0.1, "steps")
-            self._inbox.append(HandedIn("e9-r9-c9-999", result, "0" * 64))
-
-    def _report_of(self, copy: Copy) -> HandedIn:
-        order, trained, dice = copy.order, copy.trained, self._misfortune.dice
-        assert trained, "only what ended is delivered"
+    def says(self, copy: Copy) -> Finished:
+        """What a copy leaves as its result; the same whenever it is asked."""
+        order, trained, dice = copy.order, copy.trained, self.misfortune.dice
+        assert trained, "only what ended has a result"
+        if copy.told:
+            return copy.told
         quality = {"loss": float(trained.base.sum())} if order.evaluate else None
         stopped = "steps" if len(copy.steps) == len(order.steps) else "deadline"
         train_s = len(copy.steps) / copy.rate
         true = CopyResult(
             len(copy.steps), copy.steps.ranges, copy.start_s, train_s, 0.1, stopped, 0.5, quality
         )
-        lie = self._misfortune.struck(lies.LIES)
+        lie = self.misfortune.struck(lies.LIES)
         result = lies.tell(lie, order, true, dice) if lie else true
-        digest = None
-        if result.steps and order.hand_in and lie != "lie: no weights":
-            digest = self._pull(order, trained)
-        return HandedIn(order.attempt, result, digest, copy.start_s == 0.0, stays=True)
+        has_weights = order.returns_weights and lie != "lie: no weights"
+        stays = copy.assigned.worker in self._world.node_of[order.device].processes
+        written = {
+            "steps": result.steps,
+            "slices": result.slices,
+            "seconds": {"start": result.start_s, "train": result.train_s, "save": result.save_s},
+            "metrics": {"loss": result.loss},
+            "evaluation": result.quality,
+            "stopped": result.stopped,
+            "waiting": stays,
+            "members": [
+                {"rank": rank, "share": share, "step_s": 0.1}
+                for rank, share in enumerate(order.shares if copy.order.returns_weights else ())
+            ],
+        }
+        copy.told = Finished(written, "weights" if has_weights else None, 9)
+        return copy.told
 
-    def _pull(self, order: CopyOrder, trained: weights.Trained) -> str:
-        vector, base, cut_to = trained.made, trained.base, None
-        base_name = order.weights if order.rounded else None
-        self._world.trained[order.attempt] = weights.rounded(trained) if base_name else trained
-        is_first = not order.weights and not order.follows  # any shape would be right
-        match self._misfortune.struck(lies.BAD_WEIGHTS[is_first:]):
+    def pull(self, copy: Copy) -> str:
+        order, trained, cut_to = copy.order, copy.trained, None
+        assert trained
+        base = order.weights if copy.coded else None
+        tensors = copy.coded.tensors if copy.coded else weights.whole(trained.made)
+        frozen = weights.frozen_hash(order.job.id)
+        self._world.trained[order.attempt] = trained
+        is_first = not order.weights and not order.follows  # any shape or base would be right
+        match self.misfortune.struck(lies.BAD_WEIGHTS[2 * is_first :]):
             case "weights not finite":
-                vector = np.full_like(vector, np.nan)
+                tensors, base = weights.whole(np.full(weights.SIZE, np.nan)), None
             case "weights of another shape":
-                vector = np.ones(weights.SIZE + 1)
+                tensors, base = weights.whole(np.ones(weights.SIZE + 1)), None
+            case "another frozen part" if frozen:
+                frozen = hashlib.sha256(order.attempt.encode()).hexdigest()
+                self._world.unfit.add(order.attempt)
             case "weights unreadable":
                 cut_to = 20
             case "update of other weights":
-                base, base_name = weights.untrained(order.job.id + 100), "0" * 64
-        content = weights.update(vector, base, base_name) if base_name else weights.whole(vector)
-        return weights.hand_in(self._world.store, order.attempt, content[:cut_to])
+                other = weights.untrained(order.job.id + 100)
+                kind = order.hand_in if order.hand_in != "full" else "bf16"
+                tensors = weights.code(trained.made, other, kind, weights.NONE).tensors
+                base = "0" * 64
+        state = trained.state if trained.sends_state else None
+        content = weights.checkpoint(tensors, state, frozen, base)
+        return weights.hand_in(self.store, order.attempt, content[:cut_to])
+
+    # -- what arrives ------------------------------------------------------------------------
+
+    def tell(self, node: SimulatedNode, report: Report) -> None:
+        """A session's report."""
+        self._hear(report)
+        if isinstance(report, HandedIn):
+            if self.misfortune.strikes("report repeated"):
+                self._later(20, lambda: self._hear(report))
+            if self.misfortune.strikes("stranger's report"):
+                result = CopyResult(3, ((0, 3),), 0.1, 1.0, 0.1, "steps")
+                self._inbox.append(HandedIn("e9-r9-c9-999", result, "0" * 64))
+        elif isinstance(report, Failed) and report.reason is Loss.NODE_GONE:
+            self._haunt(node, report.attempt)
+
+    def _haunt(self, node: SimulatedNode, attempt: str) -> None:
+        """The copy that is given up now has lived on all the same."""
+        ghost = node.copies.get(attempt)
+        is_whole = ghost and (ghost.trained or node.trains(ghost))
+        if ghost and is_whole and self.misfortune.strikes("result after loss"):
+            if not ghost.trained:
+                node.finish(ghost)
+            self._later(60, lambda: self._deliver(ghost))
+
+    def _deliver(self, copy: Copy) -> None:
+        finished, order = self.says(copy), copy.order
+        assert copy.trained
+        result, stays = read_result(finished.result, order)
+        has_weights = result.steps and finished.checkpoint
+        digest = self.pull(copy) if has_weights else None
+        self._hear(HandedIn(order.attempt, result, digest, copy.assigned.is_warm, stays))
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        when = self.clock.now + self.misfortune.dice.uniform(0, seconds)
+        self.clock.at(when, lambda: None if self.is_dead else action())
 
     # -- what goes wrong ---------------------------------------------------------------------
 
     def _die_sometimes(self) -> None:
-        if self.is_dead or self._misfortune.strikes("head killed"):
+        if self.is_dead or self.misfortune.strikes("head killed"):
             raise HeadKilledError("killed")
 
     def _strike_something(self) -> None:
-        strikes, dice = self._misfortune.strikes, self._misfortune.dice
-        node = dice.choice(self._world.nodes)
+        strikes, dice = self.misfortune.strikes, self.misfortune.dice
+        node = dice.choice(self.nodes)
         if strikes("interrupted"):
             signal.raise_signal(signal.SIGINT)
         if strikes("interrupted twice"):
@@ -216,59 +280,25 @@ class FaultyExecutor:
             signal.raise_signal(signal.SIGINT)
         if strikes("second head"):
             self._world.check_second_head_is_refused()
-        if node.is_cut or node in self._gone:
+        link = self.links[node]
+        if node.is_cut or link.session.phase is not Phase.OPEN:
             return
         if strikes("node rebooted"):
+            node.listener = None
             node.lose_processes()
+            link.lose(LinkLostError("the connection ended"))
         elif strikes("link cut shortly"):
             self._cut(node, dice.uniform(0.1, _GONE_S - 1))
         elif strikes("link cut for long"):
             self._cut(node, dice.uniform(_GONE_S + 1, 200))
-        elif len(self._world.nodes) > 1 and not self.refused and strikes("node refused"):
+        elif len(self.nodes) > 1 and not self.refused and strikes("node refused"):
             self.refused.add(node)
             node.is_cut = True
-            self._give_up(node, refused=True)
+            link.lose(RefusedError("its host key has changed"))
 
     def _cut(self, node: SimulatedNode, seconds: float) -> None:
         node.is_cut = True
-        node.let_lease_run_out(LEASE_S + self._misfortune.dice.uniform(0, 5))
-        ends = self._clock.now + seconds
-        if seconds > _SILENT_S:
-            self._clock.at(self._clock.now + _SILENT_S, lambda: self._tell_silence(node))
-        if seconds > _GONE_S:
-            self._clock.at(self._clock.now + _GONE_S, lambda: self._give_up(node))
-        self._clock.at(ends, lambda: self._world.mend(node))
-
-    def _tell_silence(self, node: SimulatedNode, is_over: bool = False) -> None:
-        if not self.is_dead and node not in self._gone:
-            self._inbox.append(NodeSilent(node.devices, is_over))
-
-    def _give_up(self, node: SimulatedNode, refused: bool = False) -> None:
-        if self.is_dead:
-            return
-        self._gone.add(node)
-        self._delayed.pop(node, None)
-        for attempt, order in list(self._held.items()):
-            if order.device in node.devices:
-                self._haunt(node, attempt)
-                self._fail(attempt, "its node is gone")
-        self._inbox.append(NodeGone(node.devices, "no route to host", refused))
-
-    def _haunt(self, node: SimulatedNode, attempt: str) -> None:
-        """The copy that is given up now has lived on all the same."""
-        ghost = node.copies.get(attempt)
-        is_whole = ghost and (ghost.trained or node.trains(ghost))
-        if ghost and is_whole and self._misfortune.strikes("result after loss"):
-            if not ghost.trained:
-                node.finish(ghost)
-            when = self._clock.now + self._misfortune.dice.uniform(0, 60)
-            self._clock.at(when, lambda: None if self.is_dead else self._deliver(ghost))
-
-    def reach_again(self, node: SimulatedNode) -> None:
-        if self.is_dead:
-            return
-        if node in self._gone:
-            self._gone.discard(node)
-            self._inbox.append(NodeBack(node.devices))
-        self._tell_silence(node, is_over=True)
-        self._open(node)
+        node.let_lease_run_out(LEASE_S + self.misfortune.dice.uniform(0, 5))
+        if self.misfortune.dice.random() < 0.3:  # and both ends know it at once
+            self.links[node].lose(LinkLostError("the connection was reset"))
+        self.clock.at(self.clock.now + seconds, lambda: self._world.mend(node))

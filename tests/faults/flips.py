@@ -18,13 +18,13 @@ from random import Random
 import numpy as np
 import safetensors
 
-from hadar_cli.adapters.safetensors_file import Checkpoint, CheckpointError, Tensor, write
-from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.adapters.transfer import TransferSession
-from hadar_cli.adapters.wire import AgentError, LinkLostError, Wire
 from hadar_cli.core.model import Mix
 from hadar_cli.errors import StorageError
-from hadar_cli.node.bootstrap import MARK
+from hadar_cli.node.agent.bootstrap import MARK
+from hadar_cli.nodes.transfer import TransferSession
+from hadar_cli.nodes.wire import AgentError, LinkLostError, Wire
+from hadar_cli.runs.store import RunFacts, RunStore
+from hadar_cli.weights.safetensors_file import Checkpoint, CheckpointError, Tensor, write
 from tests.faults.sections import Findings, Size, section
 
 FLIPS = 20_000

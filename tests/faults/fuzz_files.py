@@ -13,19 +13,20 @@ from typing import Any
 
 import msgspec
 
-from hadar_cli.adapters.config import Setting, mix_of, nodes_of, read_mix, read_nodes
-from hadar_cli.adapters.fields import Document
-from hadar_cli.adapters.ssh import command_of
-from hadar_cli.adapters.store import RunFacts, RunStore, read_journal
-from hadar_cli.adapters.strict_toml import parse_toml
-from hadar_cli.adapters.strict_yaml import parse_yaml
+from hadar_cli import policies
+from hadar_cli.config.fields import Document
+from hadar_cli.config.inventory import nodes_of, read_nodes
+from hadar_cli.config.mixes import Setting, mix_of, read_mix
+from hadar_cli.config.strict_toml import parse_toml
+from hadar_cli.config.strict_yaml import parse_yaml
 from hadar_cli.core import events
 from hadar_cli.core.model import Job, Mix, Node
-from hadar_cli.core.policies import registry
 from hadar_cli.core.state import RunState
 from hadar_cli.errors import InputError, StorageError
+from hadar_cli.nodes.remote import command_of
 from hadar_cli.report.record import read_record
 from hadar_cli.report.words import Chronicle
+from hadar_cli.runs.store import RunFacts, RunStore, read_journal
 from tests.faults.fuzz import REFUSED, TAKEN, UNREAD, Target
 from tests.faults.fuzz_mutation import Mutator, break_bytes, to_json, to_toml
 
@@ -186,7 +187,7 @@ def mix_holds(mix: Mix) -> str:
     if len(mix.jobs) < 50:
         assert survives_json(mix, Mix)
     try:
-        assert registry.create(mix.policy, mix.source).name == mix.policy.name
+        assert policies.create(mix.policy, mix.source).name == mix.policy.name
     except InputError as error:
         assert error.file and error.fix
         return REFUSED

@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 
-from hadar_cli.adapters.agent_link import AgentLink
-from hadar_cli.adapters.node_hand import NodeHand
-from hadar_cli.adapters.wire import LinkLostError, Message, Wire
-from hadar_cli.app.ports import (
+from hadar_cli.core import events
+from hadar_cli.core.events import EVENTS, Event
+from hadar_cli.core.model import Job, Launch, Mix, Node
+from hadar_cli.core.policies.port import Stint
+from hadar_cli.core.state import RunState
+from hadar_cli.core.steps import StepSet
+from hadar_cli.engine.ports import (
     Consolidated,
     CopyOrder,
     Failed,
@@ -21,15 +24,13 @@ from hadar_cli.app.ports import (
     Observers,
     Progressed,
 )
-from hadar_cli.app.tracker import Tracker
-from hadar_cli.core import events
-from hadar_cli.core.events import EVENTS, Event
-from hadar_cli.core.model import Job, Launch, Mix, Node
-from hadar_cli.core.policies.registry import Stint
-from hadar_cli.core.state import RunState
-from hadar_cli.core.steps import StepSet
-from hadar_cli.node import agent
-from hadar_cli.node.bootstrap import MARK
+from hadar_cli.engine.tracker import Tracker
+from hadar_cli.node.agent import watch
+from hadar_cli.node.agent.bootstrap import MARK
+from hadar_cli.nodes.agent_client import AgentLink
+from hadar_cli.nodes.connection import Connection, Listed
+from hadar_cli.nodes.session.threads import SessionThreads
+from hadar_cli.nodes.wire import LinkLostError, Message, Wire
 from tests.faults.fuzz import REFUSED, TAKEN, Target
 from tests.faults.fuzz_mutation import Mutator, to_json
 
@@ -54,6 +55,7 @@ RESULT = {
     "stopped": "end",
     "metrics": {"loss": 0.5},
     "evaluation": {"accuracy": 0.5, "loss": 1.5},
+    "higher_is_better": True,
     "missed_paces": 0,
     "lr": [0.1, 0.05],
     "data": [3, 1, 2],
@@ -61,14 +63,20 @@ RESULT = {
 }
 RESULTS = Mutator([RESULT, {"steps": 7}, {"steps": 0, "evaluation": {"mse": 0.1}}])
 WEIGHTS = "/r/attempts/a/weights.safetensors"
-FINISHED = {"event": "finished", "attempt": "A", "result": RESULT, "weights": WEIGHTS, "bytes": 9}
+FINISHED = {
+    "event": "finished",
+    "attempt": "A",
+    "result": RESULT,
+    "checkpoint": WEIGHTS,
+    "bytes": 9,
+}
 EVENT_LINES = Mutator(
     [
         FINISHED,
         {"event": "progress", "attempt": "A", "steps": 3, "seconds": 1.5, "loss": 0.5},
-        {"event": "exited", "attempt": "A", "code": 1, "why": "exited", "log": "Traceback\nboom"},
+        {"event": "exited", "attempt": "A", "code": 1, "end": "exited", "log": "Traceback\nboom"},
         {"answer": 1, "attempts": {}, "python": "3.11"},
-        {"answer": 1, "attempts": {"A": {"worker": "0-0-1-e1", "warm": True}}},
+        {"answer": 1, "attempts": {"A": {"worker": "0-0-1-e1", "number": 2}}},
     ],
     ["A", "superseded", "error"],
 )
@@ -94,10 +102,17 @@ class Takes:
 class Inline:
     """An executor of the calling thread."""
 
-    def submit(self, action: Any) -> Future[None]:
+    def submit(self, action: Any, *arguments: Any) -> Future[None]:
         done: Future[None] = Future()
-        action()
+        action(*arguments)
+        done.set_result(None)
         return done
+
+
+def make_inline(threads: SessionThreads) -> None:
+    for pool in (threads._work, threads._words, threads._files):
+        pool.shutdown()
+    threads._work = threads._words = threads._files = Inline()  # type: ignore[assignment]
 
 
 class Silence:
@@ -119,7 +134,8 @@ class Link(AgentLink):
     """A link that hears what it is told to, without a thread."""
 
     def __init__(self, answer: Message) -> None:
-        self._wire, self._answer = Wire(Silence()), answer
+        self._wire, self._answer, self._why = Wire(Silence()), answer, ""
+        self.heard_at = 0.0
 
     def ask(self, do: str, timeout_s: float = 30.0, **fields: Any) -> Message:
         return self._answer
@@ -127,7 +143,7 @@ class Link(AgentLink):
     def tell(self, do: str, **fields: Any) -> None: ...
 
 
-class Pulls:
+class Pulls(Connection):
     """A connection to a node whose every file is the same checkpoint."""
 
     def __init__(self, answer: Message) -> None:
@@ -136,15 +152,28 @@ class Pulls:
     def open_agent(self, *_: Any) -> AgentLink:
         return Link(self._answer)
 
-    def place(self, launch: Launch) -> Launch:
-        return launch
+    def prepare(self, *_: Any) -> None: ...
 
-    def push(self, digest: str) -> str:
+    def place(self, job: Job) -> Launch:
+        return job.launch
+
+    def push(self, digest: str, *_: Any, **__: Any) -> str:
         return digest
 
-    def pull(self, path: str, size: int) -> str:
+    def pull(self, path: str, size: int, *_: Any, **__: Any) -> str:
         assert isinstance(path, str) and isinstance(size, int)
         return "w" * 64
+
+    def end_transfers(self) -> None: ...
+
+    def list_out(self, job: int) -> tuple[list[Listed], int]:
+        return [], 0
+
+    def fetch_out(self, *_: Any) -> None: ...
+
+    def give_back(self, *_: Any) -> None: ...
+
+    def move_on(self, *_: Any) -> None: ...
 
     def heard_at(self) -> float:
         return 0.0
@@ -155,7 +184,7 @@ class Pulls:
 
 
 class Rig:
-    """A head's side of one copy: its node's hand, and the tracker that takes what it reports."""
+    """A head's side of one copy: its node's session, and the tracker that takes what it reports."""
 
     def __init__(self, answer: Message | None = None) -> None:
         self.journal, self.reports = MemoryJournal(), list[Any]()
@@ -165,17 +194,17 @@ class Rig:
         self.tracker.record(events.HeadStarted(0.0, 1))
         self.tracker.plan_round([Stint(0, "n", 20)])
         self.order: CopyOrder = self.tracker.hand_out(Stint(0, "n", 20), 5.0, [20])
-        self.hand = NodeHand(
-            Pulls(answer or {"attempts": {}, "warm": False}), 1, self.reports.append
+        self.threads = SessionThreads(
+            Pulls(answer or {"attempts": {}, "worker": "w", "number": 1}), 1, self.reports.append
         )
-        self.hand._thread.shutdown()
-        self.hand._thread = Inline()  # type: ignore[assignment]
-        self.hand._closing.set()  # it mends nothing here: nobody would wait for it
-        self.hand._closing.is_set = lambda: False  # type: ignore[method-assign]
-        self.hand.start(self.order)
+        make_inline(self.threads)
+        self.threads._closing.set()  # it mends nothing here: nobody would wait for it
+        self.threads._closing.is_set = lambda: False  # type: ignore[method-assign]
+        self.threads.start(self.order)
 
     def hear(self, message: Message) -> None:
-        self.hand._on_event(message)
+        self.threads._on_event(message)
+        self.threads._session.validate()
         for report in self.reports:
             self._take(report)
 
@@ -234,12 +263,12 @@ class Results:
 
     def examine(self, document: Any) -> str:
         self._path.write_bytes(to_json(document))
-        results = agent._Results()
+        results = watch.Results()
         found = results.read(self._path, 0.0)
         if found is None:  # it might be half written; later, it is not
             found = results.read(self._path, 3.0)
         assert found is not None
-        message = {"event": "finished", "attempt": "A", "result": found, "weights": WEIGHTS}
+        message = {"event": "finished", "attempt": "A", "result": found, "checkpoint": WEIGHTS}
         rig = Rig()
         told = heard(to_json({**message, "attempt": rig.order.attempt, "bytes": 9}))
         if told is None:

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from random import Random
 
-from hadar_cli.adapters.traces import read_throughputs, read_trace
 from hadar_cli.core.model import Job
 from hadar_cli.errors import HadarError, InputError
+from hadar_cli.simulation.traces import read_throughputs, read_trace
 from tests.faults.fuzz import REFUSED, TAKEN, Target
 from tests.faults.fuzz_files import survives_json
 from tests.faults.fuzz_mutation import Mutator, break_bytes, to_json

@@ -8,15 +8,15 @@ from typing import Any
 
 import safetensors
 
-from hadar_cli.adapters import inspection
-from hadar_cli.adapters.discovery import identify
-from hadar_cli.adapters.safetensors_file import Checkpoint, CheckpointError
-from hadar_cli.adapters.transfer import TransferSession
-from hadar_cli.adapters.visit import Visit
-from hadar_cli.adapters.wire import Wire
 from hadar_cli.core.model import Gpu, Node
 from hadar_cli.errors import HadarError
-from hadar_cli.node.bootstrap import MARK
+from hadar_cli.node.agent.bootstrap import MARK
+from hadar_cli.nodes.transfer import TransferSession
+from hadar_cli.nodes.wire import Wire, read_as
+from hadar_cli.visits import inspection
+from hadar_cli.visits.discovery import identify
+from hadar_cli.visits.visit import Visit
+from hadar_cli.weights.safetensors_file import Checkpoint, CheckpointError
 from tests.faults.fuzz import REFUSED, TAKEN, Target
 from tests.faults.fuzz_mutation import Mutator, break_bytes, to_json
 from tests.faults.fuzz_nodes import Silence
@@ -134,10 +134,10 @@ def examine_visit(made: tuple[str, bytes]) -> str:
                 inspection._judge(seen, seen.facts)
                 identify(LISTED, seen.facts.gpus)
             case "torch":
-                seen.torch = inspection.read_as(visit.ask("torch"), inspection.Torch)
+                seen.torch = read_as(visit.ask("torch"), inspection.Torch)
                 list(inspection._torch_problems(LISTED, seen.torch))
             case "kernels":
-                found = inspection.read_as(visit.ask("kernels"), inspection._Kernels)
+                found = read_as(visit.ask("kernels"), inspection._Kernels)
                 seen.kernels = found.kernels
                 list(inspection._gpu_problems(seen))
             case "leftovers":

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from random import Random
 
-from hadar_cli.app.ports import CopyOrder, CopyResult
+from hadar_cli.engine.ports import CopyOrder, CopyResult
 
 LIES = [
     "lie: too many steps",
@@ -20,6 +20,7 @@ LIES = [
 ]
 BAD_WEIGHTS = [
     "weights of another shape",
+    "another frozen part",
     "weights not finite",
     "weights unreadable",
     "update of other weights",

@@ -8,6 +8,7 @@ from random import Random
 _OFTEN = ("head", "power", "disk", "interrupted", "second", "node", "link")  # at every call
 KINDS = {
     "copy crashed": "the worker dies while it trains",
+    "copy out of memory": "somebody else holds the card's memory for a while",
     "copy hung": "the worker never reports",
     "copy slow": "the worker hands in late, perhaps after the others were merged",
     "report dropped": "a result never arrives",
@@ -25,8 +26,11 @@ KINDS = {
     "lie: figures not finite": "loss, seconds and quality are NaN or infinite",
     "weights not finite": "",
     "weights of another shape": "",
+    "another frozen part": "what it did not train, and does not send, is not what the job has",
     "weights unreadable": "the file is no checkpoint",
     "update of other weights": "it says it began with weights that nobody gave it",
+    "order refused": "the node takes it not: its disk is full",
+    "link reset": "while an order or a checkpoint is on the way",
     "node rebooted": "its processes are gone, the node is back at once",
     "link cut shortly": "the node is silent for some seconds, then back",
     "link cut for long": "the node is gone for the head, while its copies may live; then back",
@@ -51,6 +55,8 @@ class Misfortune:
 
     def __init__(self, seed: int) -> None:
         self.dice = Random(f"misfortune {seed}")
+        self.aside = Random(f"aside {seed}")  # how long merges and transfers take
+        self.longest_move_s = self.aside.choice((1.0, 5.0, 40.0))  # of checkpoints, either way
         chosen = self.dice.sample(sorted(KINDS), self.dice.randint(1, 12))
         if self.dice.random() < 0.4:  # copies go on while the head waits for them in vain
             chosen = ["report dropped", "report delayed", "copy slow"]

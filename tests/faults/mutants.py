@@ -7,6 +7,7 @@ speak up would not be known to bite.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -14,17 +15,29 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
-from hadar_cli.adapters import contributions, head, housekeeping, store
-from hadar_cli.adapters.consolidation import StoreConsolidator
-from hadar_cli.adapters.safetensors_file import UPDATE_OF, Checkpoint, Update
-from hadar_cli.adapters.store import FileJournal, RunStore
-from hadar_cli.app.intake import Intake
-from hadar_cli.app.occupancy import Occupancy
-from hadar_cli.app.ports import Consolidated, CopyOrder, Failed, HandedIn
-from hadar_cli.app.tracker import Tracker
+import msgspec
+import numpy as np
+
+from hadar_cli import assembly as head
 from hadar_cli.core import events
+from hadar_cli.core.estimates.suitability import Suitability
+from hadar_cli.core.reasons import Loss
 from hadar_cli.core.state import JobState, RunState
 from hadar_cli.core.steps import StepSet, all_steps
+from hadar_cli.engine.failures import Failures
+from hadar_cli.engine.intake import Intake
+from hadar_cli.engine.occupancy import Occupancy
+from hadar_cli.engine.ports import Consolidated, CopyOrder, Failed, HandedIn
+from hadar_cli.engine.tracker import Tracker
+from hadar_cli.nodes.gangs import Gangs
+from hadar_cli.nodes.session.decisions import NodeSession
+from hadar_cli.runs import housekeeping, store
+from hadar_cli.runs.consolidation import StoreConsolidator
+from hadar_cli.runs.store import FileJournal, RunStore
+from hadar_cli.weights import admission as contributions
+from hadar_cli.weights.admission import Layout
+from hadar_cli.weights.safetensors_file import Array, Checkpoint
+from hadar_cli.weights.updates import UPDATE_OF, Update
 
 Mutant: TypeAlias = Callable[[], AbstractContextManager[object]]
 MUTANTS: dict[str, Mutant] = {}
@@ -149,7 +162,7 @@ def refused_copies_count() -> AbstractContextManager[object]:
 
     def consolidate(self: StoreConsolidator, *arguments: Any) -> Consolidated:
         found = real(self, *arguments)
-        everyone = (*found.accepted, *(attempt for attempt, _ in found.refused))
+        everyone = (*found.accepted, *(one.attempt for one in found.refused))
         return replace(found, accepted=everyone if found.accepted else (), refused=())
 
     return _instead(StoreConsolidator, "consolidate", consolidate)
@@ -198,7 +211,7 @@ def a_stop_frees_even_steps_done() -> AbstractContextManager[object]:
 def merge_without_weights() -> AbstractContextManager[object]:
     real = Tracker.handed_in
 
-    def handed_in(tracker: Tracker, report: HandedIn) -> bool:
+    def handed_in(tracker: Tracker, report: HandedIn) -> events.CopyFinished | None:
         others = [
             f.weights
             for j in tracker.state.jobs.values()
@@ -219,6 +232,72 @@ def updates_fit_any_weights() -> AbstractContextManager[object]:
         return Update(path, base) if base and UPDATE_OF in checkpoint.metadata else checkpoint
 
     return _instead(contributions, "open_hand_in", opened)
+
+
+@mutant
+def frozen_parts_do_not_matter() -> AbstractContextManager[object]:
+    real = contributions.difference
+
+    def difference(layout: Layout, wanted: Layout) -> str | None:
+        names = frozenset((name, "") for name, _ in layout.frozen)
+        wanted_names = frozenset((name, "") for name, _ in wanted.frozen)
+        return real(replace(layout, frozen=names), replace(wanted, frozen=wanted_names))
+
+    return _instead(contributions, "difference", difference)
+
+
+@mutant
+def whole_numbers_are_not_scaled() -> AbstractContextManager[object]:
+    real = Update._decoded
+
+    def decoded(update: Update, name: str, start: int, size: int) -> Array:
+        values = real(update, name, start, size)
+        return np.asarray(np.sign(values), values.dtype)
+
+    return _instead(Update, "_decoded", decoded)
+
+
+@mutant
+def the_last_optimizer_state_is_not_sent() -> AbstractContextManager[object]:
+    return _instead(JobState, "older_optimizer", property(lambda job: None))
+
+
+@mutant
+def the_last_optimizer_state_is_garbage() -> AbstractContextManager[object]:
+    def files(job: JobState) -> list[str]:
+        return [job.weights] if job.weights else []
+
+    return _instead(JobState, "files", property(files))
+
+
+@mutant
+def state_travels_with_every_merge_but_the_journal_says_not() -> AbstractContextManager[object]:
+    real = StoreConsolidator.consolidate
+
+    def consolidate(self: StoreConsolidator, *arguments: Any) -> Consolidated:
+        return replace(real(self, *arguments), optimizer=False)
+
+    return _instead(StoreConsolidator, "consolidate", consolidate)
+
+
+@mutant
+def no_copy_hears_that_it_was_merged() -> AbstractContextManager[object]:
+    real = Tracker._order_of
+
+    def order_of(tracker: Tracker, *arguments: Any) -> CopyOrder:
+        return replace(real(tracker, *arguments), merged_of=())
+
+    return _instead(Tracker, "_order_of", order_of)
+
+
+@mutant
+def every_copy_hears_that_it_was_merged() -> AbstractContextManager[object]:
+    real = Tracker._order_of
+
+    def order_of(tracker: Tracker, *arguments: Any) -> CopyOrder:
+        return replace(real(tracker, *arguments), merged_of=tuple(tracker.state.started))
+
+    return _instead(Tracker, "_order_of", order_of)
 
 
 @mutant
@@ -262,7 +341,7 @@ def models_are_not_synced() -> AbstractContextManager[object]:
 
 @mutant
 def garbage_includes_what_is_needed() -> AbstractContextManager[object]:
-    def collect(self: RunStore, keep: Any) -> None:
+    def collect(self: RunStore, keep: Any, arriving: bool) -> None:
         for path in (self.directory / "objects").iterdir():
             path.unlink()
 
@@ -302,8 +381,8 @@ def the_journal_is_written_after_the_act() -> AbstractContextManager[object]:
 @mutant
 def short_writes_pass() -> AbstractContextManager[object]:
     def append(self: FileJournal, event: events.Event) -> None:
-        body = store.msgspec.json.encode([type(event).__name__, event])
-        self._file.write(b"%08x " % store.zlib.crc32(body) + body + b"\n")
+        body = msgspec.json.encode([type(event).__name__, event])
+        self._file.write(b"%08x " % zlib.crc32(body) + body + b"\n")
         os.fsync(self._file.fileno())
 
     return _instead(FileJournal, "append", append)
@@ -321,14 +400,14 @@ def two_heads_may_drive() -> AbstractContextManager[object]:
 
 @mutant
 def epochs_stand_still() -> AbstractContextManager[object]:
-    real = RunState.apply
+    real = RunState.take
 
-    def apply(state: RunState, event: events.Event) -> None:
+    def take(state: RunState, event: events.Event) -> None:
         real(state, event)
         if isinstance(event, events.HeadStarted):
             state.epoch = 0
 
-    return _instead(RunState, "apply", apply)
+    return _instead(RunState, "take", take)
 
 
 @mutant
@@ -369,7 +448,7 @@ def a_late_copy_frees_its_device() -> AbstractContextManager[object]:
 def an_order_sent_ahead_is_forgotten() -> AbstractContextManager[object]:
     real = Occupancy.free
 
-    def free(held: Occupancy, attempt: str) -> str:
+    def free(held: Occupancy, attempt: str) -> tuple[str, ...]:
         held.ahead.clear()
         return real(held, attempt)
 
@@ -378,9 +457,74 @@ def an_order_sent_ahead_is_forgotten() -> AbstractContextManager[object]:
 
 @mutant
 def nobody_gives_up_a_hopeless_job() -> AbstractContextManager[object]:
-    return _instead(Intake, "give_up_if_hopeless", lambda *_: None)
+    return _instead(Failures, "judge", lambda *_: None)
+
+
+@mutant
+def an_avoided_pair_is_used_all_the_same() -> AbstractContextManager[object]:
+    return _instead(Suitability, "allows", lambda *_: True)
+
+
+@mutant
+def out_of_memory_is_blamed_on_the_device() -> AbstractContextManager[object]:
+    return _instead(Loss, "is_too_large", property(lambda reason: False))
+
+
+@mutant
+def the_batch_stays_whole() -> AbstractContextManager[object]:
+    real = Tracker._order_of
+
+    def order_of(tracker: Tracker, *arguments: Any) -> CopyOrder:
+        return replace(real(tracker, *arguments), micro_batches=1)
+
+    return _instead(Tracker, "_order_of", order_of)
+
+
+@mutant
+def a_failed_job_stays_failed() -> AbstractContextManager[object]:
+    def begin_anew(state: RunState, event: events.HeadStarted) -> None:
+        state.epoch = event.epoch
+
+    return _instead(RunState, "_begin_anew", begin_anew)
 
 
 @mutant
 def the_hung_are_waited_for() -> AbstractContextManager[object]:
     return _instead(Intake, "close_overdue_meetings", lambda intake: False)
+
+
+# -- gangs -------------------------------------------------------------------------------------
+
+OF_GANGS: set[str] = set()
+
+
+def mutant_of_gangs(make: Mutant) -> Mutant:
+    OF_GANGS.add(make.__name__.replace("_", " "))
+    return mutant(make)
+
+
+@mutant_of_gangs
+def members_of_a_lost_gang_live_on() -> AbstractContextManager[object]:
+    return _instead(NodeSession, "abandon", lambda session, attempts: None)
+
+
+@mutant_of_gangs
+def gangs_of_other_processes_have_one_name() -> AbstractContextManager[object]:
+    real = Gangs._send
+
+    def send(gangs: Gangs, gang: Any, name: str, meets_at: str) -> None:
+        real(gangs, gang, f"job {gang.order.job.id}", meets_at)
+
+    return _instead(Gangs, "_send", send)
+
+
+@mutant_of_gangs
+def a_member_does_not_count() -> AbstractContextManager[object]:
+    """The loss of one that is not rank 0 is overheard: the others wait for it in vain."""
+    real = Gangs._take_loss
+
+    def take_loss(gangs: Gangs, gang: Any, report: Failed, now: float) -> None:
+        if report.attempt == gang.order.attempt:
+            real(gangs, gang, report, now)
+
+    return _instead(Gangs, "_take_loss", take_loss)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import ClassVar
 
-from hadar_cli.core.policies.registry import ClusterView, JobView, Stint
+from hadar_cli.core.policies.port import ClusterView, JobView, Stint
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class Whims:
     name: ClassVar[str] = "whims"
     forks: ClassVar[bool] = True
     seed: int = 0
+    gangs: bool = False  # devices share some stints
     stays: bool = False  # every device goes on with its job, alone if it can: orders are sent ahead
 
     def plan(self, view: ClusterView) -> list[Stint]:
@@ -24,26 +25,48 @@ class Whims:
         if not jobs or not view.devices:
             return []
         if self.stays:
-            return self._stay(view, jobs)
+            return self._share(view, self._stay(view, jobs), dice)
         stints: list[Stint] = []
         copies = dict.fromkeys((job.job.id for job in jobs), 0)
         for device in view.devices:
-            current = [job for job in jobs if view.current.get(device) == job.job.id]
+            able = [job for job in jobs if view.rates.rate(job.job.id, device) > 0]
+            current = [job for job in able if view.current.get(device) == job.job.id]
             for _ in range(dice.choice((0, 1, 1, 1, 2, 3)) or not stints):
-                job = dice.choice(current if current and dice.random() < 0.7 else jobs)
+                if not able:
+                    break
+                job = dice.choice(current if current and dice.random() < 0.7 else able)
                 if job.room is not None and copies[job.job.id] >= job.room:
                     continue
                 copies[job.job.id] += 1
                 stints.append(Stint(job.job.id, device, self._steps(job, device, view, dice)))
-        if not stints:
-            job = jobs[0]
-            stints.append(Stint(job.job.id, view.devices[0], max(1, job.free_steps)))
-        return stints
+        for device in view.devices if not stints else ():
+            for job in jobs:
+                if not stints and view.rates.rate(job.job.id, device) > 0:
+                    stints.append(Stint(job.job.id, device, max(1, job.free_steps)))
+        return self._share(view, stints, dice)
+
+    def _share(self, view: ClusterView, stints: list[Stint], dice: Random) -> list[Stint]:
+        """Has devices that have nothing to do take part in others' stints."""
+        if not self.gangs:
+            return stints
+        used = {stint.device for stint in stints}
+        idle = [device for device in view.devices if device not in used]
+        may = {job.job.id for job in view.jobs() if job.may_share}
+        shared = []
+        for stint in stints:
+            able = [d for d in idle if stint.job in may and view.rates.rate(stint.job, d) > 0]
+            if able and dice.random() < 0.7:
+                others = dice.sample(able, dice.randint(1, len(able)))
+                idle = [device for device in idle if device not in others]
+                stint = replace(stint, gang=(stint.device, *others))
+            shared.append(stint)
+        return shared
 
     def _stay(self, view: ClusterView, jobs: list[JobView]) -> list[Stint]:
         stints: dict[int, Stint] = {}
         for device in sorted(view.devices, key=lambda d: d not in view.current):
-            left = [job for job in jobs if job.job.id not in stints]
+            able = [job for job in jobs if view.rates.rate(job.job.id, device) > 0]
+            left = [job for job in able if job.job.id not in stints]
             if left:
                 job = min(left, key=lambda job: view.current.get(device) != job.job.id)
                 fits = view.rates.rate(job.job.id, device) * view.seconds

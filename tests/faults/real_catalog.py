@@ -12,6 +12,7 @@ from tests.faults.checker import demand
 from tests.faults.real_clocks import clocks
 from tests.faults.real_disks import disks
 from tests.faults.real_faults import NODE_S, STAGES, Fault, find, kill, kill_head, stop
+from tests.faults.real_links import odd_links
 from tests.faults.real_run import RealRun
 from tests.faults.real_scenario import Scenario, Skip, was_lost, was_used
 from tests.faults.real_site import Site
@@ -21,7 +22,8 @@ NOISE = "echo -n 'Welcome! '; echo '{\"answer\": 1}'; echo '@hadarly'; echo mail
 
 
 def scenarios() -> list[Scenario]:
-    return [*kills(), *hangs(), *links(), *nodes(), *machines(), *clocks(), *torchless()]
+    odd = [*machines(), *odd_links(), *torchless()]
+    return [*kills(), *hangs(), *links(), *nodes(), *clocks(), *odd]
 
 
 def kills() -> list[Scenario]:

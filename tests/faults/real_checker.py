@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hadar_cli.adapters.store import read_journal
 from hadar_cli.core import events
 from hadar_cli.core.model import MergeRules
+from hadar_cli.runs.store import read_journal
 from tests.faults import weights
 from tests.faults.checker import Claims, Recount, check_models, demand, recount_all
 from tests.faults.real_run import RealRun

@@ -26,19 +26,19 @@ _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 
 # Where a head may die: every place between two of its promises.
 POINTS = {
-    "lock": "hadar_cli.adapters.head:_drive",  # is reached with the lock in hand
-    "intent": "hadar_cli.app.tracker:Tracker.hand_out",
-    "launch": "hadar_cli.adapters.executor:NodeExecutor.start",
-    "poll": "hadar_cli.adapters.executor:NodeExecutor.wait",
-    "pull": "hadar_cli.adapters.ssh:SshConnection.pull",
-    "verify": "hadar_cli.app.tracker:Tracker.handed_in",
-    "merge": "hadar_cli.adapters.consolidation:StoreConsolidator.consolidate",
-    "write": "hadar_cli.adapters.store:RunStore.keep",
+    "lock": "hadar_cli.assembly:_drive",  # is reached with the lock in hand
+    "intent": "hadar_cli.engine.tracker:Tracker.hand_out",
+    "launch": "hadar_cli.nodes.executor:NodeExecutor.start",
+    "poll": "hadar_cli.nodes.executor:NodeExecutor.wait",
+    "pull": "hadar_cli.nodes.remote:RemoteConnection.pull",
+    "verify": "hadar_cli.engine.tracker:Tracker.handed_in",
+    "merge": "hadar_cli.runs.consolidation:StoreConsolidator.consolidate",
+    "write": "hadar_cli.runs.store:RunStore.keep",
     "rename": "pathlib:Path.replace",
-    "journal": "hadar_cli.adapters.store:FileJournal.append",
-    "commit": "hadar_cli.app.tracker:Tracker.commit",
-    "collect garbage": "hadar_cli.adapters.housekeeping:Housekeeper._tidy",
-    "put out": "hadar_cli.adapters.housekeeping:Housekeeper._put_out_if_trained",
+    "journal": "hadar_cli.runs.store:FileJournal.append",
+    "commit": "hadar_cli.engine.tracker:Tracker.commit",
+    "collect garbage": "hadar_cli.runs.housekeeping:Housekeeper._tidy",
+    "put out": "hadar_cli.runs.housekeeping:Housekeeper._put_out_if_trained",
 }
 
 

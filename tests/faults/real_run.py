@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from hadar_cli.adapters.store import RunStore, _decode
 from hadar_cli.core import events
+from hadar_cli.runs.store import RunStore, _decode
 from tests.faults.checker import Violation
 from tests.faults.real_site import Site
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hadar_cli.node import processes
+from hadar_cli.node.agent import processes
 from tests.faults.proxy import Proxy
 from tests.support.lab import Lab, LabNode
 from tests.support.sshd import descendants as below
@@ -116,6 +116,7 @@ class Site:
         """As it was before any fault."""
         for link in self.links.values():
             link.is_cut, link.bytes_per_s = False, float("inf")
+            link.delay_s, link.loss, link.buffer_bytes = 0.0, 0.0, 0
             link.open()
         for node in self.lab.nodes:
             for pid in (node.pid, *below(node.pid), *node.sessions()) if node.pid else ():
@@ -173,7 +174,7 @@ def _send(pid: int, signum: int) -> None:
 
 def _read(path: Path) -> dict[str, tuple[int, int]]:
     try:
-        return json.loads(path.read_text())  # type: ignore[no-any-return]
+        return json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
 

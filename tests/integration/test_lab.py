@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.config import read_nodes
-from hadar_cli.node import processes
+from hadar_cli.config.inventory import read_nodes
+from hadar_cli.node.agent import processes
 from tests.support.lab import PROFILES, Lab, LabError, running
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "lab"

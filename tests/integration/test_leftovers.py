@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hadar_cli.node import leftovers, processes
-from hadar_cli.node.leftovers import Place
+from hadar_cli.node.agent import leftovers, processes
+from hadar_cli.node.agent.leftovers import Place
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -92,7 +92,7 @@ def test_removing_everything_takes_only_what_hadar_made(node, tmp_path):
     (code / "abc" / "agent.py").write_text("pass")
     mine = tmp_path / "work" / "thesis.tex"
     mine.touch()
-    place = Place(node.base, "t4", code=code)
+    place = Place(node.base, "t4", workdir=tmp_path / "work")
     leftovers.remove(place)
     assert os.listdir(tmp_path / "work") == ["thesis.tex"]
     assert leftovers.measure(place) == {"runs": [], "code_bytes": 0, "bytes": 0, "processes": 0}

@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+import venv
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hadar_cli.adapters.agent_link import AgentLink
-from hadar_cli.adapters.consolidation import StoreConsolidator
-from hadar_cli.adapters.executor import NodeExecutor
-from hadar_cli.adapters.local import LocalConnection
-from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.app.ports import Contribution, Failed, HandedIn, NodeBack, NodeGone, Report
 from hadar_cli.core.model import Job, Launch, MergeRules, Mix, Node
-from hadar_cli.node import processes
+from hadar_cli.core.reasons import Loss
+from hadar_cli.engine.ports import Contribution, Failed, HandedIn, NodeBack, NodeGone, Report
+from hadar_cli.node.agent import processes
+from hadar_cli.nodes.agent_client import AgentLink
+from hadar_cli.nodes.executor import NodeExecutor
+from hadar_cli.nodes.local import LocalAccess, LocalConnection
+from hadar_cli.project.packing import CodePacker
+from hadar_cli.runs.consolidation import StoreConsolidator
+from hadar_cli.runs.store import RunFacts, RunStore
 from tests.contract.test_executor import collect, order
 
 TRAINS = """
@@ -61,7 +63,9 @@ class Lab:
         self.executors: list[NodeExecutor] = []
 
     def open(self, epoch: int = 1) -> NodeExecutor:
-        connection = LocalConnection(self.node, self.store)
+        connection = LocalConnection(
+            LocalAccess(self.node), self.store, CodePacker(self.store.directory / "code")
+        )
         self.executors.append(NodeExecutor([connection], epoch, 0.0))
         return self.executors[-1]
 
@@ -187,7 +191,7 @@ def test_a_copy_that_may_round_hands_in_an_update_of_what_it_was_given(lab):
     executor, job = lab.open(), lab.job(TRAINS)
     executor.start(order("a", (0, 20), job=job))
     [first] = collect(executor, 1)
-    fields = {"job": job, "weights": first.weights, "global_step": 20, "rounded": True}
+    fields = {"job": job, "weights": first.weights, "global_step": 20, "hand_in": "bf16"}
     executor.start(order("b", (20, 40), **fields))
     [second] = collect(executor, 1)
 
@@ -236,7 +240,7 @@ def test_a_killed_worker_is_reported_with_its_signal(lab):
     worker, _ = lab.worker()
     os.kill(worker, signal.SIGKILL)
     [report] = collect(executor, 1)
-    assert report == Failed("a", "it exited with code -9", report.log)
+    assert report == Failed("a", Loss.EXITED, "it exited with code -9", report.log)
     executor.start(order("b", (0, 20), job=lab.job(TRAINS)))
     [again] = collect(executor, 1)
     assert isinstance(again, HandedIn)
@@ -267,7 +271,7 @@ def test_a_killed_nursery_is_replaced_and_no_job_is_blamed(lab):
     os.kill(nursery_of(lab.directory), signal.SIGKILL)
     [report] = collect(executor, 1)
     assert isinstance(report, Failed)
-    assert (report.why, report.node_fault) == ("it never started", True)
+    assert (report.why, report.reason) == ("it never started", Loss.NO_NURSERY)
 
 
 def test_another_run_of_the_same_name_is_kept_apart(lab):
@@ -276,7 +280,8 @@ def test_another_run_of_the_same_name_is_kept_apart(lab):
     executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
     lab.worker()
     facts = RunFacts("r", Mix("m", ()), (lab.node,), "", "", token="another")
-    other = LocalConnection(lab.node, RunStore.create(lab.tmp_path / "elsewhere", facts))
+    store = RunStore.create(lab.tmp_path / "elsewhere", facts)
+    other = LocalConnection(LocalAccess(lab.node), store, CodePacker(store.directory / "code"))
     other.directory = str(lab.directory)
     stranger = NodeExecutor([other], 7, 0.0)
     lab.executors.append(stranger)
@@ -348,7 +353,7 @@ def test_a_new_head_takes_over_running_copies(lab):
     reports = {report.attempt: report for report in collect(new, 2)}
     assert isinstance(reports["a"], HandedIn)
     assert reports["a"].result.steps > 0
-    assert reports["b"] == Failed("b", "its node knows nothing of it", node_fault=True)
+    assert reports["b"] == Failed("b", Loss.NODE_FORGOT, "its node knows nothing of it")
     new.start(order("c", (0, 10), job=job, weights=reports["a"].weights))
     [third] = collect(new, 1)
     assert (third.warm, lab.worker()[0]) == (True, worker)
@@ -387,8 +392,8 @@ def test_a_result_that_is_a_link_is_refused(lab):
 
 
 def test_workers_end_when_the_heads_lease_runs_out(lab, monkeypatch):
-    monkeypatch.setattr("hadar_cli.adapters.node_hand.LEASE_S", 2.0)
-    monkeypatch.setattr("hadar_cli.adapters.executor._LOOK_AFTER_EVERY_S", 1000.0)
+    monkeypatch.setattr("hadar_cli.nodes.session.decisions.LEASE_S", 2.0)
+    monkeypatch.setattr("hadar_cli.nodes.session.decisions.LOOK_EVERY_S", 1000.0)
     executor = lab.open()
     executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
     lab.worker()
@@ -408,16 +413,13 @@ def test_a_script_may_use_another_interpreter(lab):
 # -- a node that lacks something -----------------------------------------------------------------
 
 
-def test_a_node_without_torch_is_unfit_and_its_job_is_not_blamed(lab: Lab) -> None:
-    python = getattr(sys, "_base_executable", sys.executable)
-    words = [python, "-c", "import torch"]
-    if subprocess.run(words, check=False, capture_output=True).returncode == 0:
-        pytest.skip("every Python here has torch")
-    lab.node = replace(lab.node, python=python)
+def test_a_node_without_torch_is_unfit_and_its_job_is_not_blamed(lab: Lab, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    lab.node = replace(lab.node, python=str(tmp_path / "bare/bin/python"))
     executor = lab.open()
     executor.start(order("a", (0, 10), job=lab.job(TRAINS)))
     [failed] = collect(executor, 1)
-    assert isinstance(failed, Failed) and failed.node_fault and failed.unfit
+    assert isinstance(failed, Failed) and failed.reason is Loss.NO_TORCH
     assert failed.why == "its python has no torch: pip install torch safetensors there"
 
 
@@ -425,7 +427,7 @@ def test_a_script_that_lacks_a_module_of_its_own_is_to_blame_itself(lab: Lab) ->
     executor = lab.open()
     executor.start(order("a", (0, 10), job=lab.job("import torch_of_my_own")))
     [failed] = collect(executor, 1)
-    assert isinstance(failed, Failed) and not failed.node_fault and not failed.unfit
+    assert isinstance(failed, Failed) and failed.reason is Loss.EXITED
 
 
 def test_a_node_that_takes_no_orders_is_left_with_no_process_until_it_is_mended(
@@ -443,7 +445,12 @@ def test_a_node_that_takes_no_orders_is_left_with_no_process_until_it_is_mended(
     [gone] = [report for report in reports if isinstance(report, NodeGone)]
     assert gone.why.startswith("it takes no orders: NotADirectoryError")
     failed = [report for report in reports if isinstance(report, Failed)]
-    assert {report.attempt for report in failed if report.node_fault} == {"a", "b", "c", "d"}
+    assert {report.attempt for report in failed if report.reason.is_node_fault} == {
+        "a",
+        "b",
+        "c",
+        "d",
+    }
     assert lab.gone(5.0)
     attempts.unlink()
     assert reports_until(NodeBack, executor)
@@ -478,7 +485,7 @@ def test_a_supervisor_that_could_leave_no_word_is_its_disks_fault(lab: Lab) -> N
     (directory / "probe").mkdir()  # in the way of whatever would be written there
     os.kill(supervisor, signal.SIGKILL)
     [failed] = collect(executor, 1)
-    assert isinstance(failed, Failed) and failed.node_fault
+    assert isinstance(failed, Failed) and failed.reason is Loss.NO_DISK
     assert failed.why == "nothing can be written there: Is a directory"
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.config import read_nodes
-from hadar_cli.adapters.inspection import find_objections
-from hadar_cli.adapters.store import RunFacts, RunStore
+from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core.model import Gpu, Job, Mix, Node
-from hadar_cli.node import processes
+from hadar_cli.node.agent import processes
+from hadar_cli.runs.store import RunFacts, RunStore
+from hadar_cli.visits.inspection import find_objections
 from tests.support.lab import running
 
 PATIENT = ("--timeout", "90")  # where the time that torch takes to import does not matter
@@ -258,7 +258,7 @@ def test_cancel_ends_what_a_dead_head_left(hadar, run):
 def test_cancel_winds_up_the_head_that_drives_the_run(hadar, run):
     store, _ = run
     source = (
-        "import signal; from pathlib import Path; from hadar_cli.adapters.store import RunStore\n"
+        "import signal; from pathlib import Path; from hadar_cli.runs.store import RunStore\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
         f"with RunStore(Path({str(store.directory)!r})).locked():\n"
         "    print('locked', flush=True); signal.sigwait([signal.SIGTERM])"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.core.formula import pmi
+from hadar_cli.core.estimates.formula import pmi
 from hadar_cli.core.gpu_table import KNOWN_GPUS
 from tests.support.lab import running
 

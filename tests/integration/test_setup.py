@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.config import read_nodes
-from hadar_cli.adapters.executor import NodeExecutor
-from hadar_cli.adapters.head import connect
-from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.app.ports import Failed, HandedIn
+from hadar_cli.assembly import connect
+from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core.gpu_table import KNOWN_GPUS
 from hadar_cli.core.model import Job, Launch, Mix, Node
+from hadar_cli.engine.ports import Failed, HandedIn
+from hadar_cli.nodes.executor import NodeExecutor
+from hadar_cli.runs.store import RunFacts, RunStore
 from tests.contract.test_executor import collect, order
 from tests.support.lab import running
 
@@ -44,8 +44,13 @@ class Rig:
         script, folder = str(self.folder / "train.py"), str(self.folder)
         launch = Launch(script=script, sync=folder, setup=setup)
         training = Job(job, f"job-{job}", 100, 8, launch=launch)
-        wanted = order(attempt, (0, 1), job=training, device=device, hand_in=False)
+        wanted = order(attempt, (0, 1), job=training, device=device, returns_weights=False)
         self.executor.start(wanted)
+
+    def left(self, name: str) -> list[str]:
+        """What the jobs' working directories hold under this name."""
+        found = (self.store.directory / "nodes" / "one" / "work").glob(f"*/{name}")
+        return [path.read_text() for path in found]
 
     def logs(self) -> str:
         paths = (self.store.directory / "nodes" / "one" / "workers").glob("*/log")
@@ -66,7 +71,8 @@ def test_it_runs_once_a_node_before_the_first_copies(rig):
     assert [type(report) for report in reports] == [HandedIn, HandedIn], reports
     rig.start("c", "one:0", SLOW)
     assert isinstance(collect(rig.executor, 1)[0], HandedIn)
-    assert (rig.folder / "count").read_text() == "ran\n"
+    assert rig.left("count") == ["ran\n"]
+    assert not (rig.folder / "count").exists()
     assert rig.logs().count("setup begins") == 1
 
 
@@ -74,7 +80,7 @@ def test_another_job_has_a_setup_of_its_own(rig):
     rig.start("a", "one:0", SLOW)
     rig.start("b", "one:1", SLOW, job=1)
     assert all(isinstance(report, HandedIn) for report in collect(rig.executor, 2))
-    assert (rig.folder / "count").read_text() == "ran\nran\n"
+    assert rig.left("count") == ["ran\n", "ran\n"]
 
 
 def test_a_failing_one_fails_the_copy_and_is_tried_again(rig):
@@ -85,7 +91,7 @@ def test_a_failing_one_fails_the_copy_and_is_tried_again(rig):
         assert isinstance(report, Failed)
         assert report.why == "it exited with code 7"
         assert report.log.splitlines()[-2:] == ["no such package", "setup failed with exit code 7"]
-    assert (rig.folder / "tries").read_text() == "again\nagain\n"
+    assert rig.left("tries") == ["again\nagain\n"]
 
 
 def test_over_ssh_it_runs_on_the_node_in_the_folder_that_was_sent(tmp_path):
@@ -96,6 +102,6 @@ def test_over_ssh_it_runs_on_the_node_in_the_folder_that_was_sent(tmp_path):
         [report] = collect(rig.executor, 1)
         rig.executor.stop(0.0)
         assert isinstance(report, HandedIn), report
-        [made] = lab.nodes[0].home.glob(".hadar/code/*/made-by-setup")
+        [made] = lab.nodes[0].home.glob(".hadar/runs/r/*/work/*/made-by-setup")
         assert made.read_text() == f"{lab.nodes[0].home}\n"
         assert not (rig.folder / "made-by-setup").exists()

@@ -6,28 +6,33 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
-from hadar_cli.adapters import node_hand
-from hadar_cli.adapters.config import read_nodes
-from hadar_cli.adapters.executor import NodeExecutor
-from hadar_cli.adapters.head import connect
-from hadar_cli.adapters.packing import CodePacker
-from hadar_cli.adapters.ssh import SshConnection, become, command_of
-from hadar_cli.adapters.ssh_config import endpoint_of
-from hadar_cli.adapters.ssh_transport import SshTransport
-from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.adapters.transfer import TransferSession
-from hadar_cli.adapters.wire import AgentError, LinkLostError, Stream
-from hadar_cli.app.ports import Failed, HandedIn, NodeBack, NodeGone, Progressed, Report
+from hadar_cli.assembly import connect
+from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core.model import Job, Launch, Mix, Node
+from hadar_cli.core.reasons import Absence
+from hadar_cli.engine.ports import Failed, HandedIn, NodeBack, NodeGone, Progressed, Report
 from hadar_cli.errors import InputError, RefusedError
+from hadar_cli.nodes.executor import NodeExecutor
+from hadar_cli.nodes.remote import RemoteAccess, RemoteConnection, command_of
+from hadar_cli.nodes.session import decisions, returning
+from hadar_cli.nodes.transfer import TransferSession
+from hadar_cli.nodes.wire import AgentError, LinkLostError, Stream
+from hadar_cli.project.packing import CodePacker
+from hadar_cli.runs.store import RunFacts, RunStore
+from hadar_cli.ssh.endpoints import endpoint_of
+from hadar_cli.ssh.link import SshLink
+from hadar_cli.ssh.transport import SshTransport
+from hadar_cli.transports import access_to
 from tests.contract.test_executor import SCRIPT, collect, order
-from tests.integration.test_local_nodes import LINKS, TRAINS
+from tests.integration.test_local_nodes import LINKS, PLAIN, TRAINS
 from tests.support.lab import Lab, running
 
 NOISE = "echo -n 'Welcome to the lab! '; echo '{\"answer\": 1}'; echo mail for you >&2\n"
@@ -53,15 +58,22 @@ def store(tmp_path) -> RunStore:
 
 @contextmanager
 def files_on(node: Node, cut_after: int | None = None) -> Iterator[TransferSession]:
-    transport = SshTransport.logged_in(endpoint_of(node))
-    stream: Stream = transport.run(command_of(node))
-    try:
-        wire = become(stream, node, "transfer")
+    with closing(access_to(node)) as access:
+        wire = access.open("transfer", 60.0)
         if cut_after is not None:
-            wire._stream = Cut(stream, cut_after)
+            wire._stream = Cut(wire._stream, cut_after)
         yield TransferSession(wire)
-    finally:
-        transport.close()
+
+
+def connection_to(node: Node, store: RunStore) -> RemoteConnection:
+    access = RemoteAccess(node, SshTransport(node))
+    return RemoteConnection(access, store, CodePacker(store.directory / "code"))
+
+
+def knock(node: Node) -> None:
+    """Connects as far as the host key."""
+    with SshLink(endpoint_of(node), login=False) as link:
+        link.open()
 
 
 class Cut:
@@ -100,8 +112,7 @@ def stored(store: RunStore, content: bytes) -> str:
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "tcsh", "dash"])
 def test_every_login_shell_will_do(lab, nodes, store, tmp_path, shell):
-    if not shutil.which(shell):
-        pytest.skip(f"there is no {shell} here")
+    assert shutil.which(shell), f"install {shell}: apt-get install {shell}, or scripts/check"
     node = nodes[0]
     lab.use_shell(node.name, shell)
     lab[node.name].home.joinpath(".bashrc").write_text(NOISE)
@@ -134,9 +145,7 @@ def test_a_workdir_that_others_may_write_to_is_refused(nodes, tmp_path):
 
 
 def test_a_missing_python_is_told_with_its_shells_words(nodes, store):
-    connection = SshConnection(
-        replace(nodes[0], python="/no/python"), store, CodePacker(store.directory)
-    )
+    connection = connection_to(replace(nodes[0], python="/no/python"), store)
     with pytest.raises(LinkLostError, match=r"/no/python.*[Nn]o such file"):
         connection.open_agent(lambda message: None, lambda link: None)
     connection.close()
@@ -169,7 +178,7 @@ def test_a_changed_host_key_stops_the_node_and_shows_both(tmp_path, store):
         [report] = executor.wait(30.0)
         executor.stop(0.0)
     assert isinstance(report, NodeGone)
-    assert report.refused
+    assert report.reason is Absence.REFUSED
     assert before in report.why and after in report.why and "nodes trust" in report.why
 
 
@@ -177,27 +186,26 @@ def test_an_unknown_host_key_is_refused(nodes, tmp_path):
     (tmp_path / "nobody").touch()
     node = replace(nodes[0], known_hosts=str(tmp_path / "nobody"))
     with pytest.raises(RefusedError, match=r"not known: ssh-ed25519 SHA256:"):
-        SshTransport(endpoint_of(node))
+        knock(node)
 
 
 def test_a_pin_decides_alone(lab, nodes, tmp_path):
     key, other = lab[nodes[0].name].host_key(), lab[nodes[1].name].host_key()
     for pin in (key, fingerprint_of(key, tmp_path)):
-        SshTransport(endpoint_of(replace(nodes[0], host_key=pin, known_hosts=None))).close()
+        knock(replace(nodes[0], host_key=pin, known_hosts=None))
     with pytest.raises(RefusedError, match="CHANGED"):
-        SshTransport(endpoint_of(replace(nodes[0], host_key=other)))
+        knock(replace(nodes[0], host_key=other))
 
 
 def test_aes_gcm_is_chosen_and_no_agent_is_forwarded(lab, nodes):
-    with files_on(nodes[0]):
-        transport = SshTransport.logged_in(endpoint_of(nodes[0]))
-        assert "gcm" in transport._transport.local_cipher
-        stream = transport.run("env; echo; true")
+    with files_on(nodes[0]), SshLink(endpoint_of(nodes[0])) as link:
+        link.open()
+        assert "gcm" in link.transport.local_cipher
+        stream = link.start("env; echo; true")
         said = b""
         with suppress(LinkLostError):
             while chunk := stream.read(1 << 16):
                 said += chunk
-        transport.close()
     assert b"SSH_CONNECTION" in said
     assert b"SSH_AUTH_SOCK" not in said
 
@@ -219,9 +227,9 @@ def test_a_jump_hosts_key_is_checked_as_well(nodes, tmp_path):
     lines = Path(node.known_hosts).read_text().splitlines()
     known.write_text("\n".join(line for line in lines if f":{gate.port} " not in line) + "\n")
     node = replace(node, known_hosts=str(known))
-    SshTransport(endpoint_of(node)).close()
+    knock(node)
     with pytest.raises(RefusedError, match=f"{gate.port} is not known"):
-        SshTransport(endpoint_of(replace(node, proxy_jump=f"{gate.host}:{gate.port}")))
+        knock(replace(node, proxy_jump=f"{gate.host}:{gate.port}"))
 
 
 def test_names_mean_what_ssh_config_says(nodes, tmp_path, monkeypatch):
@@ -245,7 +253,9 @@ Host fermi
     assert (endpoint.host, endpoint.port, endpoint.user) == (node.host, node.port, node.user)
     assert endpoint.via and endpoint.via.port == gate.port
     fermi = replace(fermi, identity_file=node.identity_file)
-    SshTransport.logged_in(endpoint_of(fermi)).close()
+    with SshLink(endpoint_of(fermi)) as link:
+        link.open()
+        assert link.is_connected
     assert endpoint_of(replace(fermi, proxy_jump="none")).via is None
 
 
@@ -256,9 +266,9 @@ def test_a_file_that_is_there_is_not_sent_again(nodes, store):
     digest = stored(store, os.urandom(300_000))
     times = []
     for _ in range(2):
-        connection = SshConnection(nodes[0], store, CodePacker(store.directory / "code"))
+        connection = connection_to(nodes[0], store)
         connection.open_agent(lambda message: None, lambda link: None)
-        times.append(os.stat(connection.push(digest)).st_mtime_ns)
+        times.append(os.stat(connection.push(digest, "weights", tuple)).st_mtime_ns)
         connection.close()
     assert times[0] == times[1]
 
@@ -342,9 +352,9 @@ def test_a_job_s_code_folder_goes_along_without_what_it_ignores(nodes, store, tm
     (code / ".gitignore").write_text("data/\n*.txt\n")
     (code / ".hadarignore").write_text("*.key\n!notes.txt\n")
     launch = Launch(script=str(code / "train.py"), sync=str(code), args=("train",))
-    connection = SshConnection(nodes[0], store, CodePacker(store.directory / "code"))
+    connection = connection_to(nodes[0], store)
     connection.open_agent(lambda message: None, lambda link: None)
-    placed = connection.place(launch)
+    placed = connection.place(Job(0, "placed", 100, 8, launch=launch))
     connection.close()
     assert placed.sync and placed.script == f"{placed.sync}/train.py"
     found = {p.relative_to(placed.sync).as_posix() for p in Path(placed.sync).rglob("*")}
@@ -410,10 +420,10 @@ def test_a_copy_outlives_its_connection_and_counts_once(lab, nodes, executor, tm
 
 
 def test_a_node_that_stays_away_is_gone_and_welcome_back(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(node_hand, "LEASE_S", 5.0)
-    monkeypatch.setattr(node_hand, "_RETURN_EVERY_S", 0.5)
+    monkeypatch.setattr(decisions, "LEASE_S", 5.0)
+    monkeypatch.setattr(returning, "RETURN_EVERY_S", 0.5)
     # Well within the short lease, or copies die of a late renewal.
-    monkeypatch.setattr("hadar_cli.adapters.executor._LOOK_AFTER_EVERY_S", 0.5)
+    monkeypatch.setattr(decisions, "LOOK_EVERY_S", 0.5)
     with running(tmp_path / "lab", count=2) as lab:
         nodes = [replace(n, gpus=(), emulated_speed=None) for n in read_nodes(lab.inventory)]
         away, here = (node.name for node in nodes)
@@ -427,7 +437,7 @@ def test_a_node_that_stays_away_is_gone_and_welcome_back(tmp_path, store, monkey
             reports = wait_for(executor, NodeGone)
             assert [r.devices for r in reports if isinstance(r, NodeGone)] == [(away,)]
             [lost] = [r for r in reports if isinstance(r, Failed)]
-            assert (lost.attempt, lost.node_fault) == ("a", True)
+            assert (lost.attempt, lost.reason.is_node_fault) == ("a", True)
             executor.start(order("b", (0, 20), job=task, device=here))
             [report] = collect(executor, 1)
             assert isinstance(report, HandedIn)
@@ -466,3 +476,31 @@ def test_progress_arrives_while_a_copy_trains(nodes, executor, tmp_path):
     reports = wait_for(executor, HandedIn)
     steps = [r.steps for r in reports if isinstance(r, Progressed)]
     assert steps and steps == sorted(steps)
+
+
+def test_the_end_of_a_run_leaves_no_checkpoints_on_the_node(nodes, store, tmp_path):
+    weights = stored(store, save({"model/0/weight": np.zeros(4, np.float32)}))
+    executor = NodeExecutor(connect(nodes[:1], store), 1, 0.0)
+    executor.adopt([])
+    name = nodes[0].name
+    try:
+        executor.start(order("a", (0, 5), job=job(tmp_path, PLAIN), device=name, weights=weights))
+        [report] = collect(executor, 1)
+        assert isinstance(report, HandedIn)
+        assert list(tmp_path.glob("workdir/**/objects/*"))
+    finally:
+        executor.stop(0.0)
+    assert not list(tmp_path.glob("workdir/**/objects*"))
+
+
+def test_a_node_keeps_two_checkpoints_of_a_job_and_what_orders_go_by(nodes, store, tmp_path):
+    connection = connection_to(nodes[0], store)
+    connection.open_agent(lambda message: None, lambda link: None)
+    ours = [stored(store, os.urandom(100)) for _ in range(5)]
+    other = stored(store, os.urandom(100))
+    connection.push(other, "weights of 1", tuple)
+    for digest in ours:
+        connection.push(digest, "weights of 0", lambda: [ours[0]])
+    connection.close()
+    there = {path.name for path in tmp_path.glob("workdir/**/objects/*")}
+    assert there == {ours[0], *ours[-2:], other}

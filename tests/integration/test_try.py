@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.trial import Patience, Trial
-from hadar_cli.adapters.trial_words import Check, Status
+from hadar_cli.trial.findings import Patience
+from hadar_cli.trial.trial import Trial, launch_of
+from hadar_cli.trial.words import Check, Status
 
 BROKEN = Path(__file__).parents[1] / "support" / "broken"
-PATIENCE = Patience(start_s=90.0, deadline_s=1.0, grace_s=3.0, leave_s=3.0)
+PATIENCE = Patience(start_s=90.0, deadline_s=1.0, grace_s=8.0)
 
 # script: the check that it fails, and a part of what it is told
 FAULTS = {
@@ -34,41 +36,66 @@ FAULTS = {
     "same_data": ("trains on its own data", "the same data"),
     "restarts_schedule": ("follows its learning-rate schedule", "starts anew"),
     "own_scheduler": ("follows its learning-rate schedule", "starts anew"),
+    "own_epochs": ("has its epochs from t.epochs", "only when all is trained"),
+    "bypasses": ("updates by its optimizer", "without its optimizer"),
+    "never_updates": ("updates by its optimizer", "no update happened"),
+    "other_under_hadar": ("trains as by hand", "another batch than by hand"),
+    "fails_at_the_end": ("runs to its end", "fails after its loop"),
+    "never_ends": ("runs to its end", "does not end by itself"),
+    "always_saves": ("runs to its end", "asked for its final evaluation"),
 }
 WARNINGS = {
     "begins_anywhere": ("begins with the same weights", "different weights"),
     "idle": ("learns", "do not change"),
+    "unseeded": ("trains as by hand", "not seeded"),
+    "schedule_ends": ("stops at its deadline", "beyond the script's own 32 steps"),
+    "shuffles_globally": ("trains as by hand", "Shuffled draws from global random numbers"),
 }
+SOUND = {"sound": 14, "ema_amp": 16, "by_position": 16}  # script: how many things are looked at
 
 
-def put_on_trial(name: str) -> list[Check]:
-    return Trial(BROKEN / f"{name}.py", (), lambda check: None, 4, PATIENCE).run()
+def put_on_trial(script: Path) -> list[Check]:
+    return Trial(launch_of(script), lambda check: None, 4, PATIENCE).run()
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, list[Check]]:
-    """All at once: a trial is mostly waiting."""
-    names = ["sound", *FAULTS, *WARNINGS]
-    with ThreadPoolExecutor(6) as pool:
-        return dict(zip(names, pool.map(put_on_trial, names), strict=True))
+def found(tmp_path_factory) -> dict[str, list[Check]]:
+    """All at once: a trial is mostly waiting. In a folder of their own, which is their project."""
+    folder = Path(shutil.copytree(BROKEN, tmp_path_factory.mktemp("try") / "broken"))
+    (folder / ".gitignore").write_text("*.bin\n")
+    (folder / "words.bin").write_bytes(b"not for git")
+    (folder / "notes.txt").write_text("the user's own")
+    before = contents(folder)
+    scripts = [folder / f"{name}.py" for name in {**dict.fromkeys(SOUND), **FAULTS, **WARNINGS}]
+    with ThreadPoolExecutor(4) as pool:
+        tried = pool.map(put_on_trial, scripts)
+        found = {script.stem: checks for script, checks in zip(scripts, tried, strict=True)}
+    assert contents(folder) == before, "a trial leaves the user's folder as it was"
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def checks(found: list[Check], status: Status) -> list[Check]:
     return [check for check in found if check.status is status]
 
 
-def test_a_sound_script_passes_everything(found):
-    assert [check.name for check in found["sound"] if check.status is not Status.PASSED] == []
-    assert len(found["sound"]) == 12
+@pytest.mark.parametrize(("script", "count"), SOUND.items())
+def test_a_sound_script_passes_everything(found, script, count):
+    assert [check for check in found[script] if check.status is not Status.PASSED] == []
+    assert len(found[script]) == count
 
 
 @pytest.mark.parametrize("script", FAULTS)
 def test_each_fault_is_named_with_its_fix_and_nothing_else_is(found, script):
     name, words = FAULTS[script]
-    (fault,) = checks(found[script], Status.FAILED)
-    assert fault.name == name
-    assert words in fault.what
-    assert fault.fix
+    faults = checks(found[script], Status.FAILED)
+    assert [fault.name for fault in faults] == [name], faults
+    assert words in faults[0].what
+    assert faults[0].fix
 
 
 @pytest.mark.parametrize("script", WARNINGS)
@@ -78,10 +105,17 @@ def test_what_may_be_meant_is_a_warning(found, script):
     assert any(c.name == name and words in c.what for c in checks(found[script], Status.WARNED))
 
 
+def test_a_file_that_was_read_and_would_not_travel_is_named(found):
+    told = checks(found["other_under_hadar"], Status.WARNED)
+    (check,) = (check for check in told if check.name == "reads what travels")
+    assert "words.bin (it is left out by .gitignore)" in check.what
+    assert ".hadarignore" in check.fix
+
+
 def test_a_script_that_never_stops_is_told_so():
     """Not beside the others: it takes all the time that it is given."""
     hasty = Patience(start_s=3.0, grace_s=2.0)
-    told = Trial(BROKEN / "stuck.py", (), lambda check: None, 4, hasty).run()
+    told = Trial(launch_of(BROKEN / "stuck.py"), lambda check: None, 4, hasty).run()
     (fault,) = checks(told, Status.FAILED)
     assert fault.name == "starts and hands in"
     assert "neither did its steps nor stopped at its deadline" in fault.what
@@ -122,3 +156,71 @@ def test_a_script_that_is_not_there_is_refused(tmp_path):
     told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert told.returncode == 2
     assert "train.py" in told.stderr
+
+
+MODULE = """
+import os
+from pathlib import Path
+
+import torch
+
+from package.names import SAMPLES
+from hadar_cli import training
+
+inside, outside = os.environ["HADAR_DATA"].split(os.pathsep)
+assert Path(inside, "a.txt").read_text() == Path("data/a.txt").read_text() == "inside"
+assert Path(outside).read_text() == Path("words.txt").read_text() == "outside"
+assert os.environ["COLOUR"] == "blue"
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+with training(model, optimizer, epochs=3) as t:
+    for x in t.loader(torch.randn(SAMPLES, 4), batch_size=8):
+        t.step((model(x) - x.sum(1, keepdim=True)).pow(2).mean())
+"""
+
+
+def test_a_job_of_a_mix_is_tried_with_its_data_and_as_a_module(tmp_path):
+    project = tmp_path / "project"
+    (project / "package").mkdir(parents=True)
+    (project / "package" / "__init__.py").touch()
+    (project / "package" / "names.py").write_text("SAMPLES = 64\n")
+    (project / "package" / "train.py").write_text(MODULE)
+    (project / "data").mkdir()
+    (project / "data" / "a.txt").write_text("inside")
+    (project / "pyproject.toml").touch()
+    (tmp_path / "words.txt").write_text("outside")
+    (project / "mix.yaml").write_text(
+        "jobs: [{module: package.train, steps: 24, data: [data, ../words.txt], "
+        "env: {COLOUR: blue}}]"
+    )
+    words = ["try", "mix.yaml", "--json", "--steps", "4", "--patience", "120"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "hadar_cli.cli.main", *words],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    told = {check["name"]: check for check in json.loads(answer.stdout)["checks"]}
+    assert "are the same in 4 updates" in told["trains as by hand"]["what"]
+    assert told["reads what travels"]["status"] == "passed"
+
+
+def test_which_job_of_a_mix_must_be_clear(tmp_path):
+    (tmp_path / "a.py").touch()
+    mix = tmp_path / "mix.yaml"
+    mix.write_text(
+        "jobs: [{script: a.py, steps: 1}, {script: a.py, name: b, steps: 1}, {workload: LM}]"
+    )
+
+    def told(*words: str) -> str:
+        command = [sys.executable, "-m", "hadar_cli.cli.main", "try", str(mix), *words]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.returncode == 2
+        return " ".join(answer.stderr.split())
+
+    assert "has a, b fix: name one with --job: a, b" in told()
+    assert "job 'c' is not there" in told("--job", "c")
+    assert "arguments are in its mix" in told("--job", "a", "--", "--lr", "1")

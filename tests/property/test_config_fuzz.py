@@ -10,7 +10,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hadar_cli.adapters.config import read_mix, read_nodes
+from hadar_cli.config.inventory import read_nodes
+from hadar_cli.config.mixes import read_mix
 from hadar_cli.errors import InputError
 
 ROOT = Path(__file__).parents[2]

@@ -7,18 +7,19 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.simulation import ModelledSpeeds, Scenario, parse_cluster, simulate
-from hadar_cli.core.lineup import Roster
+from hadar_cli.core.arrays import RowIndex
 from hadar_cli.core.model import Job, Mix, PolicyChoice
-from hadar_cli.core.placement import Seating, place
-from hadar_cli.core.policies import gangs
-from hadar_cli.core.policies.gangs import GangScheduler
-from hadar_cli.core.policies.registry import ClusterView
-from hadar_cli.core.policies.takers import Takers
-from hadar_cli.core.row_index import RowIndex
-from hadar_cli.core.site import Site
+from hadar_cli.core.policies.gangs import scheduler as gangs
+from hadar_cli.core.policies.gangs.backfill import WaitingLines
+from hadar_cli.core.policies.gangs.placement import Seating, place
+from hadar_cli.core.policies.gangs.scheduler import GangScheduler
+from hadar_cli.core.policies.gangs.site import Site
+from hadar_cli.core.policies.lineup import Roster
+from hadar_cli.core.policies.port import ClusterView
 from hadar_cli.core.state import RunState
+from hadar_cli.simulation.executor import Costs
+from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.speeds import ModelledSpeeds, parse_cluster
 
 SOME = st.sets(st.integers(0, 9), max_size=3)  # last digits of jobs
 SITE = Site.uniform(["fast", "slow"], [8, 6], [4, 4])
@@ -59,7 +60,7 @@ def test_a_seating_that_was_followed_is_that_of_a_fresh_look(wishes):
 
 
 @given(data=st.data(), jobs=st.integers(1, 150), seed=st.integers(0, 99))
-def test_takers_are_found_as_if_all_pairs_were_sorted(data, jobs, seed):
+def test_who_backfills_is_found_as_if_all_pairs_were_sorted(data, jobs, seed):
     rng = np.random.default_rng(seed)
     ratio = rng.choice([1.0, 1.1, 1.5, np.inf], (jobs, 2))
     gang, order = rng.choice([1, 2, 4], jobs), rng.permutation(jobs)
@@ -72,7 +73,7 @@ def test_takers_are_found_as_if_all_pairs_were_sorted(data, jobs, seed):
         if waits[j] and gang[j] <= free[kind] and ratio[j, kind] < np.inf
     ]
     best = min(fitting, default=None)
-    found = Takers(ratio, gang, order).nearest(waits, free)
+    found = WaitingLines(ratio, gang, order).nearest(waits, free)
     assert found == (best and (best[3], best[2]))
 
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hadar_cli.adapters.safetensors_file import DTYPES, Array, Checkpoint, Tensor, widen, write
-from hadar_cli.adapters.tensors import Contribution, Merged, merge
 from hadar_cli.core.model import MergeRules, OuterStep
+from hadar_cli.weights.merging import Contribution, Merged, merge
+from hadar_cli.weights.safetensors_file import DTYPES, Array, Checkpoint, Tensor, widen, write
 
 FLOATS = ("F16", "BF16", "F32", "F64")
 NAMES = (

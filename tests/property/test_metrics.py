@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadar_cli.adapters.simulated import Costs
 from hadar_cli.core import events as e
-from hadar_cli.core.metrics import summarise
+from hadar_cli.core.measures.metrics import summarise
+from hadar_cli.core.measures.summary import Overhead, RunSummary
 from hadar_cli.core.model import Device, Job, Mix
-from hadar_cli.core.summary import Overhead, RunSummary
+from hadar_cli.simulation.executor import Costs
 from tests.support.worlds import World, make_mix, make_nodes, make_world
 
 DEVICES = [Device(name, name, 0, None) for name in ("a", "b", "c")]

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadar_cli.core.placement import place
-from hadar_cli.core.policies.gavel import Gavel, GavelMakespan
-from hadar_cli.core.policies.hadar import Hadar
-from hadar_cli.core.policies.tiresias import Tiresias
-from hadar_cli.core.policies.yarn_cs import YarnCs
-from hadar_cli.core.pricing import fluid_prices, paper_prices
-from hadar_cli.core.site import Site
+from hadar_cli.core.policies.baselines.gavel import Gavel, GavelMakespan
+from hadar_cli.core.policies.baselines.tiresias import Tiresias
+from hadar_cli.core.policies.baselines.yarn_cs import YarnCs
+from hadar_cli.core.policies.gangs.hadar import Hadar
+from hadar_cli.core.policies.gangs.placement import place
+from hadar_cli.core.policies.gangs.pricing import fluid_prices, paper_prices
+from hadar_cli.core.policies.gangs.site import Site
 from tests.support.queues import chance_queue, run_rounds
 
 POLICIES = {

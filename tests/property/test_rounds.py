@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.app.ports import Consolidated, Contribution, HandedIn, Report
 from hadar_cli.core import events
 from hadar_cli.core.model import MergeRules
+from hadar_cli.core.reasons import Unfit
 from hadar_cli.core.state import RunState
 from hadar_cli.core.steps import StepSet, all_steps
+from hadar_cli.engine.ports import Consolidated, Contribution, HandedIn, Refusal, Report
 from hadar_cli.errors import UnfinishedError
+from hadar_cli.simulation.executor import Costs
 from tests.support.worlds import World, make_mix, make_nodes, make_world
 
 targets = st.lists(st.integers(1, 400), min_size=1, max_size=5)
@@ -168,11 +169,12 @@ class RefusesAll:
     def consolidate(
         self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules, warmth: float
     ) -> Consolidated:
-        return Consolidated("", 0, (), tuple((copy.attempt, "not finite") for copy in inputs))
+        refused = (Refusal(copy.attempt, Unfit.NOT_FINITE, "not finite") for copy in inputs)
+        return Consolidated("", 0, (), tuple(refused))
 
 
 def test_a_job_whose_weights_are_always_refused_is_given_up():
     world = world_of([200], [1.0, 0.5], 5.0, Costs())
     world.tracker._consolidator = RefusesAll()
-    with pytest.raises(UnfinishedError, match=r"job 'job-0' failed 4 times.*not finite"):
+    with pytest.raises(UnfinishedError, match=r"job 'job-0' failed.*not finite"):
         world.loop.run()

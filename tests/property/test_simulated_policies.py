@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadar_cli.adapters.simulated import Costs, MemoryJournal, NoWeights, SimulatedExecutor
-from hadar_cli.adapters.simulation import Scenario, TableSpeeds, parse_cluster, simulate
-from hadar_cli.adapters.traces import SPREAD, Throughputs
-from hadar_cli.app.ports import Observers
-from hadar_cli.app.rounds import RoundLoop
-from hadar_cli.app.tracker import Tracker
+from hadar_cli import policies
 from hadar_cli.core import events
 from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
-from hadar_cli.core.policies import registry
 from hadar_cli.core.state import RunState
 from hadar_cli.core.steps import StepSet, all_steps
+from hadar_cli.engine.ports import Observers
+from hadar_cli.engine.rounds import RoundLoop
+from hadar_cli.engine.tracker import Tracker
+from hadar_cli.simulation.executor import Costs, NoWeights, SimulatedExecutor
+from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.speeds import TableSpeeds, parse_cluster
+from hadar_cli.simulation.traces import SPREAD, Throughputs
+from tests.support.worlds import MemoryJournal
 
 KINDS = ("v100", "p100", "k80")
 SLOT_S = 60.0
@@ -61,7 +63,7 @@ def run(
     policy: str, jobs: tuple[Job, ...], table: Throughputs, devices: tuple[Device, ...], lost: str
 ) -> tuple[RunState, list[events.Event]]:
     speeds = TableSpeeds(table, jobs, devices, loses=True)
-    scheduler = registry.create(PolicyChoice(policy))
+    scheduler = policies.create(PolicyChoice(policy))
     executor = SimulatedExecutor(speeds.gang, Costs(5.0, 1.0), prolongs=not scheduler.forks)
     if lost:
         executor.lose_device(lost, at=100.0)
@@ -112,23 +114,23 @@ def check(state: RunState, happened: list[events.Event], forks: bool) -> None:
         assert job_state.free == StepSet()
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", policies.names())
 @settings(deadline=None, max_examples=25)
 @given(batch=batches())
 def test_every_job_ends_whole_and_exact(policy, batch):
     jobs, table, devices = batch
     state, happened = run(policy, jobs, table, devices, lost="")
-    check(state, happened, registry.create(PolicyChoice(policy)).forks)
+    check(state, happened, policies.create(PolicyChoice(policy)).forks)
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", policies.names())
 @settings(deadline=None, max_examples=15)
 @given(batch=batches())
 def test_a_lost_device_that_nobody_needs_costs_nothing_but_time(policy, batch):
     jobs, table, devices = batch
     spare = Device("v100-spare", "spare", 0, devices[0].gpu)
     state, happened = run(policy, jobs, table, (*devices, spare), lost=spare.name)
-    check(state, happened, registry.create(PolicyChoice(policy)).forks)
+    check(state, happened, policies.create(PolicyChoice(policy)).forks)
 
 
 @settings(deadline=None, max_examples=30)
@@ -154,7 +156,7 @@ def test_no_spread_gang_is_faster_than_the_table_says(batch):
     assert np.array_equal(loses.pools()[0], never.pools()[0])
 
 
-@pytest.mark.parametrize("policy", sorted(set(registry.names()) - {"hadare"}))
+@pytest.mark.parametrize("policy", sorted(set(policies.names()) - {"hadare"}))
 @settings(deadline=None, max_examples=25)
 @given(batch=batches())
 def test_no_gang_policy_beats_its_bound(policy, batch):
@@ -170,7 +172,7 @@ def test_no_gang_policy_beats_its_bound(policy, batch):
     assert result.ttd_s >= result.lower_bound_s * (1 - 1e-6)
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", policies.names())
 @settings(deadline=None, max_examples=15)
 @given(batch=batches(), more=st.integers(1, 4))
 def test_a_bigger_cluster_never_loses_a_job(policy, batch, more):
@@ -179,7 +181,7 @@ def test_a_bigger_cluster_never_loses_a_job(policy, batch, more):
         replace(devices[i % len(devices)], name=f"spare-{i}", node="spare") for i in range(more)
     )
     state, happened = run(policy, jobs, table, (*devices, *spares), lost="")
-    check(state, happened, registry.create(PolicyChoice(policy)).forks)
+    check(state, happened, policies.create(PolicyChoice(policy)).forks)
 
 
 @st.composite
@@ -195,7 +197,7 @@ def unequal_batches(draw: st.DrawFn) -> tuple[tuple[Job, ...], Throughputs, tupl
     return jobs, Throughputs(rates), parse_cluster(",".join(f"{kind}:1" for kind in kinds), 1)
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", policies.names())
 @settings(deadline=None, max_examples=25)
 @given(batch=unequal_batches(), random=st.randoms(use_true_random=False))
 def test_other_names_and_another_order_change_nothing(policy, batch, random):

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from hadar_cli.core.steps import StepSet, all_steps
-from hadar_cli.node.batches import Source, source_of
-from hadar_cli.node.order import Order, before, numbers, skip, take
+from hadar_cli.node.contract import Order
+from hadar_cli.node.slices import before, numbers, skip, take
+from hadar_cli.node.training.batches import NOT_SAID, MapSource, StreamSource, source_of
 
 torch.set_num_threads(1)
 
@@ -31,7 +32,7 @@ class Buckets(BatchSampler):
             yield batches[i]
 
 
-def as_given(kind: str, samples: int, batch: int, seed: int) -> Source:
+def as_given(kind: str, samples: int, batch: int, seed: int) -> MapSource | StreamSource:
     """The same data, in each of the ways a script may hand it to ``t.loader``."""
     data = range(samples)
     match kind:
@@ -40,13 +41,13 @@ def as_given(kind: str, samples: int, batch: int, seed: int) -> Source:
         case "in order":
             return source_of(data, batch, seed, {"shuffle": False})
         case "loader":
-            return source_of(DataLoader(data, batch, shuffle=True), None, seed, {})
+            return source_of(DataLoader(data, batch, shuffle=True), NOT_SAID, seed, {})
         case "sampler":
             mine = RandomSampler(data, generator=torch.Generator())
             return source_of(data, batch, seed, {"sampler": mine})
         case "batch sampler":
             mine = Buckets(range(samples), batch, drop_last=False)
-            return source_of(DataLoader(data, batch_sampler=mine), None, seed, {})
+            return source_of(DataLoader(data, batch_sampler=mine), NOT_SAID, seed, {})
         case _:
             return source_of(Stream(samples), batch, seed, {})
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import paramiko
+from paramiko import common
 
 from hadar_cli.core.model import Node
-from hadar_cli.node.bootstrap import MARK
+from hadar_cli.node.agent.bootstrap import MARK
 from tests.support.sshd import make_key
 
 Message: TypeAlias = dict[str, Any]
@@ -72,10 +73,10 @@ class _Server(paramiko.ServerInterface):
         self._node = node
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
+        return common.OPEN_SUCCEEDED
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_SUCCESSFUL
+        return common.AUTH_SUCCESSFUL
 
     def get_allowed_auths(self, username: str) -> str:
         return "publickey"

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters import executor as executors
-from hadar_cli.adapters import node_hand, ssh_transport
-from hadar_cli.adapters.executor import NodeExecutor
-from hadar_cli.adapters.head import connect
-from hadar_cli.adapters.inspection import inspect
-from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.app.ports import Failed, HandedIn, NodeGone, Report
+from hadar_cli.assembly import connect
 from hadar_cli.core.model import Job, Launch, Mix
-from hadar_cli.node.bootstrap import MARK
+from hadar_cli.engine.ports import Failed, HandedIn, NodeGone, Report
+from hadar_cli.node.agent.bootstrap import MARK
+from hadar_cli.nodes import remote
+from hadar_cli.nodes.executor import NodeExecutor
+from hadar_cli.nodes.session import decisions, returning
+from hadar_cli.runs.store import RunFacts, RunStore
+from hadar_cli.ssh import channel, link
+from hadar_cli.visits.inspection import inspect
 from tests.contract.test_executor import order
 from tests.e2e.test_commands import SCRIPT, hadar, steps_of
 from tests.security.hostile import Behaviour, Message, Visitor, hostile
@@ -36,10 +37,12 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes a minute in life takes seconds here."""
-    monkeypatch.setattr(node_hand, "LEASE_S", 2.0)
-    monkeypatch.setattr(node_hand, "_RETURN_EVERY_S", 1000.0)
-    monkeypatch.setattr(executors, "_LOOK_AFTER_EVERY_S", 0.5)
-    monkeypatch.setattr(ssh_transport, "_CHANNEL_S", 5.0)
+    monkeypatch.setattr(decisions, "LEASE_S", 2.0)
+    monkeypatch.setattr(returning, "RETURN_EVERY_S", 1000.0)
+    monkeypatch.setattr(decisions, "LOOK_EVERY_S", 0.5)
+    monkeypatch.setattr(remote, "_FILES_S", 5.0)
+    monkeypatch.setattr(channel, "PATIENCE_S", 5.0)
+    monkeypatch.setattr(link, "_CHANNEL_S", 5.0)
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def agent(evil: Callable[[Visitor, Message], None], serve: Behaviour = honest_fi
             serve(head)
             return
         for request in head.requests():
-            reply = {"answer": request["id"], "attempts": {}, "warm": False}
+            reply = {"answer": request["id"], "attempts": {}, "worker": "w", "number": 1}
             head.say(reply)
             if request["do"] == "order":
                 evil(head, request)
@@ -146,7 +149,7 @@ def numbers_for_answers(head: Visitor) -> None:
 def strange_answers(head: Visitor) -> None:
     head.bootstrap()
     for request in head.requests():
-        head.say({"answer": request["id"], "attempts": [1], "warm": {}})
+        head.say({"answer": request["id"], "attempts": [1], "worker": {}})
 
 
 def deep_json(head: Visitor, _: Message) -> None:
@@ -172,12 +175,12 @@ def no_result(head: Visitor, _: Message) -> None:
 
 
 def escapes(head: Visitor, _: Message) -> None:
-    head.say({"event": "exited", "attempt": "a", "code": HOSTILE, "why": HOSTILE, "log": HOSTILE})
+    head.say({"event": "exited", "attempt": "a", "code": HOSTILE, "end": HOSTILE, "log": HOSTILE})
 
 
 def a_long_log(head: Visitor, _: Message) -> None:
     log = "x" * 900_000
-    head.say({"event": "exited", "attempt": "a", "code": 1, "why": "exited", "log": log})
+    head.say({"event": "exited", "attempt": "a", "code": 1, "end": "exited", "log": log})
 
 
 ATTACKS = {
@@ -253,7 +256,7 @@ def test_a_name_that_a_node_sends_names_nothing_here(
     victim.write_text("mine")
 
     def evil(head: Visitor, _: Message) -> None:
-        head.say(finished(weights=path))
+        head.say(finished(checkpoint=path))
 
     before = {p for p in tmp_path.rglob("*") if "evil" not in p.parts}
     reports = suffer(agent(evil), store, tmp_path)
@@ -307,7 +310,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(
     serve: Behaviour, store: RunStore, tmp_path: Path
 ) -> None:
     def evil(head: Visitor, _: Message) -> None:
-        head.say(finished(weights="/w"))
+        head.say(finished(checkpoint="/w"))
 
     reports = suffer(agent(evil, serve), store, tmp_path)
     assert isinstance(reports[-1], Failed | NodeGone)
@@ -362,7 +365,7 @@ def test_a_run_beside_it_ends_well_and_shows_nothing_of_its_tricks(tmp_path: Pat
     """The installed command, an honest node and a hostile one, on one job."""
 
     def evil(head: Visitor, request: Message) -> None:
-        words = {"why": HOSTILE + MARKUP, "log": HOSTILE + "\n" + MARKUP, "code": MARKUP}
+        words = {"end": HOSTILE + MARKUP, "log": HOSTILE + "\n" + MARKUP, "code": MARKUP}
         progress = {"steps": 3, "seconds": 1e9, "loss": 1e308}
         head.say({"event": "progress", "attempt": request["attempt"], **progress})
         head.say({"event": "exited", "attempt": request["attempt"], **words})

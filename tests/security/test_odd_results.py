@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from hadar_cli.adapters.config import read_nodes
-from hadar_cli.adapters.executor import NodeExecutor
-from hadar_cli.adapters.head import connect
-from hadar_cli.adapters.store import RunFacts, RunStore
-from hadar_cli.app.ports import CopyOrder, Executor, Failed, HandedIn, Observers
-from hadar_cli.app.tracker import Tracker
+from hadar_cli.assembly import connect
+from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core import events
 from hadar_cli.core.model import Job, Launch, Mix, Node
-from hadar_cli.core.policies.registry import Stint
+from hadar_cli.core.policies.port import Stint
 from hadar_cli.core.state import RunState
+from hadar_cli.engine.ports import CopyOrder, Executor, Failed, HandedIn, Observers
+from hadar_cli.engine.tracker import Tracker
+from hadar_cli.nodes.executor import NodeExecutor
+from hadar_cli.runs.store import RunFacts, RunStore
 from tests.contract.test_executor import collect, order
 from tests.faults.fuzz_nodes import MemoryJournal, Takes
 from tests.support.lab import Lab, running
@@ -172,6 +172,7 @@ def test_lies_count_for_nothing(tmp_path: Path) -> None:
         if isinstance(report, HandedIn):
             tracker.handed_in(report)
         else:
+            assert isinstance(report, Failed), report
             tracker.failed(report)
         tracker.commit(state.jobs[job.id])
     rig.executor.stop(0.0)

@@ -11,16 +11,18 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from hadar_cli.adapters.node_hand import NodeHand
-from hadar_cli.node import agent, processes, transfer
-from hadar_cli.node.order import write_atomically
-from hadar_cli.node.supervisor import order_path
+from hadar_cli.node.agent import agent, processes, transfer
+from hadar_cli.node.agent.nursery import Nursery
+from hadar_cli.node.agent.supervisor import order_path
+from hadar_cli.node.agent.watch import AttemptWatch
+from hadar_cli.node.contract import write_atomically
+from hadar_cli.nodes.session.threads import SessionThreads
 from tests.contract.test_executor import job, order
-from tests.faults.fuzz_nodes import Inline, Pulls
+from tests.faults.fuzz_nodes import Pulls, make_inline
 
 LEADERLESS = """
 import os, sys, time
@@ -77,7 +79,7 @@ def test_a_pid_from_before_a_reboot_is_nobody_s(
 
 ORPHAN = """
 import os, time
-from hadar_cli.node import processes
+from hadar_cli.node.agent import processes
 supervisor = os.getpid()
 if os.fork():
     os._exit(0)  # it dies before its worker can ask the kernel to end them together
@@ -119,20 +121,20 @@ def test_a_checkpoint_damaged_on_the_node_is_not_taken_for_itself(
     digest = hashlib.sha256(content).hexdigest()
     (tmp_path / digest).write_bytes(bytes(len(content)))
     node = Node(monkeypatch, content)
-    transfer._put(tmp_path, digest, len(content))
+    transfer._put(tmp_path, digest, len(content), False)
     assert node.said[0] == {"offset": 0}
     assert node.said[1]["have"] and (tmp_path / digest).read_bytes() == content
-    transfer._put(tmp_path, digest, len(content))
+    transfer._put(tmp_path, digest, len(content), False)
     assert node.said[2]["have"]
 
 
 def test_an_order_that_never_reached_its_worker_is_sent_again(tmp_path: Path) -> None:
     """The agent was killed between noting an attempt and handing it over."""
     watcher = agent.Agent.__new__(agent.Agent)
-    watcher._run, watcher._active, watcher._since = tmp_path, {}, {}
+    watcher._run, watcher._watched = tmp_path, AttemptWatch(tmp_path, cast(Nursery, None))
     for attempt, number in (("lost", 2), ("handed over", 1)):
         (tmp_path / "attempts" / attempt).mkdir(parents=True)
-        note = {"worker": "w", "warm": number > 1, "number": number}
+        note = {"worker": "w", "number": number}
         write_atomically(tmp_path / "attempts" / attempt / "order.json", note)
     order_path(tmp_path / "workers" / "w", 1).parent.mkdir(parents=True)
     write_atomically(order_path(tmp_path / "workers" / "w", 1), {})
@@ -141,17 +143,17 @@ def test_an_order_that_never_reached_its_worker_is_sent_again(tmp_path: Path) ->
 
 def test_the_end_of_an_old_process_is_not_taken_for_the_new_one_s() -> None:
     reports: list[Any] = []
-    hand = NodeHand(Pulls({"attempts": {}, "warm": True}), 1, reports.append)
-    hand._thread.shutdown()
-    hand._thread = Inline()  # type: ignore[assignment]
+    hand = SessionThreads(Pulls({"attempts": {}, "worker": "w", "number": 2}), 1, reports.append)
+    make_inline(hand)
     first = job()
     hand.start(order("a", (0, 5), device="n", job=first))
     hand.start(order("ahead", (5, 9), device="n", job=first, follows="a"))
     other = type(first)(1, "other", 100, 8, launch=first.launch)
     hand.start(order("b", (0, 5), device="n", job=other))
-    hired = hand._workers["n"]
-    assert hired[0] == 1
-    hand._on_event({"event": "exited", "attempt": "ahead", "why": "released", "code": 0})
-    assert hand._workers["n"] == hired
-    hand._on_event({"event": "exited", "attempt": "b", "why": "exited", "code": 1})
-    assert "n" not in hand._workers
+    workers = hand._session.workers.by_device
+    hired = workers["n"]
+    assert hired.job == 1
+    hand._on_event({"event": "exited", "attempt": "ahead", "end": "released", "code": 0})
+    assert workers["n"] == hired
+    hand._on_event({"event": "exited", "attempt": "b", "end": "exited", "code": 1})
+    assert "n" not in workers

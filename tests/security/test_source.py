@@ -13,7 +13,7 @@ import hadar_cli
 ROOT = Path(hadar_cli.__file__).parent
 HEAD = [
     path
-    for layer in ("core", "app", "adapters", "report", "cli")
+    for layer in sorted({p.name for p in ROOT.iterdir() if p.is_dir()} - {"node", "workloads"})
     for path in (ROOT / layer).rglob("*.py")
 ]
 LOADERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "torch"}

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 _FLAGS = (
     "--headless",
     "--disable-gpu",
@@ -75,10 +73,10 @@ class Browser:
 
 @contextmanager
 def browsing(profile: Path) -> Iterator[Browser]:
-    """A browser with its files in ``profile``; skips the test where there is none."""
+    """A browser with its files in ``profile``."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not chromedriver:
-        pytest.skip("needs chromium and chromedriver")
+    missing = "install them: apt-get install chromium chromium-driver, or scripts/check"
+    assert chromium and chromedriver, missing
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

@@ -10,8 +10,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from hadar_cli.adapters.tensors import Contribution, Merged, merge
 from hadar_cli.core.model import MergeRules
+from hadar_cli.weights.merging import Contribution, Merged, merge
 
 Tensors = Mapping[str, torch.Tensor]
 W = "model/0/weight"
@@ -51,7 +51,7 @@ class Folder:
         return safetensors.torch.load_file(self.out)
 
     def refusals(self, **rules: Any) -> dict[int, str]:
-        return dict(self.merge(**rules).refused)
+        return {copy: one.why for copy, one in self.merge(**rules).refused}
 
 
 def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

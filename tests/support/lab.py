@@ -88,7 +88,7 @@ class Lab:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise LabError(f"{directory} is not empty, and no lab: move it away first")
-        models = _models(profile, count or len(PROFILES[profile]))
+        models = models_of(profile, count or len(PROFILES[profile]))
         ports = free_ports(len(models))
         lab = cls(directory, [_node(directory, *pair) for pair in zip(models, ports, strict=True)])
         try:
@@ -197,7 +197,7 @@ class Lab:
             "user": pwd.getpwuid(os.geteuid()).pw_name,
             "identity_file": str(self.identity_file),
             "known_hosts": str(self.known_hosts),
-            "python": _python(),
+            "python": python_with_torch(),
         }
         lines = ["# Private SSH servers on this computer; `scripts/lab down` removes them.", ""]
         lines += ["[defaults]", *(f"{k} = {json.dumps(v)}" for k, v in shared.items() if v)]
@@ -220,7 +220,7 @@ def running(directory: Path, count: int = 1, profile: str = "testbed") -> Iterat
         lab.down()
 
 
-def _models(profile: str, count: int) -> list[Model]:
+def models_of(profile: str, count: int) -> list[Model]:
     """``count`` machines like the profile's, over again if need be; together no faster than it."""
     known = PROFILES[profile]
     slowdown = min(1.0, len(known) / count)
@@ -237,7 +237,7 @@ def _node(lab: Path, model: Model, port: int) -> LabNode:
     return LabNode(directory=str(lab / model.name), port=port, **asdict(model))
 
 
-def _python() -> str | None:
+def python_with_torch() -> str | None:
     """The interpreter that has torch, if there is a virtual environment yet."""
     if sys.prefix != sys.base_prefix:
         return sys.executable

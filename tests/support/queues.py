@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hadar_cli.core.queue import GangPolicy, Queue, gang_rate
+from hadar_cli.core.policies.gangs.queue import GangPolicy, Queue, gang_rate
 
 
 def queue_of(

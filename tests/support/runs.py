@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hadar_cli.adapters.config import read_mix, read_nodes
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.store import FileJournal, RunFacts, RunStore
-from hadar_cli.app.forecast import Forecast
+from hadar_cli.config.inventory import read_nodes
+from hadar_cli.config.mixes import read_mix
 from hadar_cli.core import events as e
-from hadar_cli.core.metrics import lower_bound
-from hadar_cli.core.model import Device, PolicyChoice
+from hadar_cli.core.measures.forecast import Forecast
+from hadar_cli.core.measures.metrics import lower_bound
+from hadar_cli.core.model import Device, PolicyChoice, Trial
+from hadar_cli.runs.store import FileJournal, RunFacts, RunStore
+from hadar_cli.simulation.executor import Costs
 from tests.support.worlds import World, make_mix, make_world
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,13 @@ def devices_of(world: World) -> list[Device]:
 
 def trained_world(targets: tuple[int, ...] = (300, 200, 100)) -> World:
     return _trained(make_world(make_mix(targets), costs=Costs(start_s=2.0, sync_s=0.3)))
+
+
+def trained_sweep() -> World:
+    """Three trials that nobody judges."""
+    mix = make_mix((60, 60, 60))
+    trials = [replace(j, trial=Trial("sweep", j.id, {"lr": 0.1**j.id})) for j in mix.jobs]
+    return _trained(make_world(replace(mix, jobs=tuple(trials))))
 
 
 def m5_world(policy: str = "hadare") -> World:
@@ -72,11 +80,11 @@ def unlucky_world(why: str = HOSTILE) -> World:
     """Loses a copy, a device and weights, is killed, goes on and is interrupted."""
     world = trained_world()
     happened = world.journal.events
-    cut = next(i for i, event in enumerate(happened) if isinstance(event, e.WeightsMerged))
+    merged = next(event for event in happened if isinstance(event, e.WeightsMerged))
+    cut, t = happened.index(merged), merged.t
     begun = [event for event in happened[:cut] if isinstance(event, e.CopyStarted)]
     closed = {x.attempt for x in happened[:cut] if isinstance(x, e.CopyFinished)}
     (lost, *_) = [copy for copy in begun if copy.attempt not in closed]
-    merged, t = happened[cut], happened[cut].t
     world.journal.events[cut:] = [
         e.WeightsMerged(t, merged.job, 1, "", (), tuple((a, why) for a in merged.accepted)),
         e.CopyLost(t + 1, lost.attempt, why),

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hadar_cli.node import processes
+from hadar_cli.node.agent import processes
 
 _START_S = 15.0
 

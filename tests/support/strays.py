@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from hadar_cli.node import processes
+from hadar_cli.node.agent import processes
 
 
 def living(directory: Path) -> set[int]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hadar_cli.adapters.simulated import Costs, MemoryJournal, NoWeights, SimulatedExecutor
-from hadar_cli.app.ports import Journal, Observers
-from hadar_cli.app.rounds import RoundLoop
-from hadar_cli.app.tracker import Tracker
+from hadar_cli import policies
 from hadar_cli.core import events
+from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.model import Gpu, Job, Mix, Node, PolicyChoice
-from hadar_cli.core.policies import registry
 from hadar_cli.core.state import RunState
-from hadar_cli.core.throughput import RateModel
+from hadar_cli.engine.ports import Journal, Observer, Observers
+from hadar_cli.engine.rounds import RoundLoop
+from hadar_cli.engine.tracker import Tracker
+from hadar_cli.simulation.executor import Costs, NoWeights, SimulatedExecutor
 
 SPEEDS = {"rtx3090": 1.0, "titan-rtx": 0.8, "a2000": 0.45, "t4": 0.42, "t400": 0.12}
 
@@ -31,6 +31,25 @@ def make_nodes(speeds: dict[str, float] | None = None) -> tuple[Node, ...]:
         Node(name, "local", gpus=(Gpu(name, 100 * speed, 16),), emulated_speed=speed)
         for name, speed in (speeds or SPEEDS).items()
     )
+
+
+class MemoryJournal:
+    """A journal for runs that somebody will look into."""
+
+    def __init__(self) -> None:
+        self.events: list[events.Event] = []
+
+    def append(self, event: events.Event) -> None:
+        self.events.append(event)
+
+
+class Validator(Observer):
+    """Looks after every wait of the loop whether its parts agree."""
+
+    loop: RoundLoop
+
+    def tick(self) -> None:
+        self.loop.validate()
 
 
 @dataclass
@@ -62,15 +81,14 @@ def make_world(
     devices = [device for node in nodes for device in node.devices]
     names = [device.name for device in devices]
     speeds = {device.name: device.emulated_speed or 1.0 for device in devices}
-    state, rates = RunState(mix.jobs), RateModel(mix.jobs, devices)
-    for event in past:
-        state.apply(event)
+    state, rates = RunState(mix.jobs, past), RateModel(mix.jobs, devices)
     executor = SimulatedExecutor(
         rate or (lambda job, gang: 20.0 * speeds[gang[0]]), costs, starts_at=state.now
     )
-    memory = MemoryJournal()
+    memory, validator = MemoryJournal(), Validator()
     tracker = Tracker(mix, names, state, journal or memory, NoWeights(), executor.now, Observers())
-    policy = registry.create(PolicyChoice(mix.policy.name, mix.policy.fields))
-    loop = RoundLoop(mix, devices, policy, executor, tracker, rates, Observers())
+    policy = policies.create(PolicyChoice(mix.policy.name, mix.policy.fields))
+    loop = RoundLoop(mix, devices, policy, executor, tracker, rates, Observers([validator]))
+    validator.loop = loop
     tracker.record(events.HeadStarted(executor.now(), state.epoch + 1))
     return World(mix, nodes, executor, tracker, loop, memory)

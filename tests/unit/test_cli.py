@@ -13,15 +13,24 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hadar_cli.adapters.store import RunFacts, RunStore
 from hadar_cli.cli import main as command_line
 from hadar_cli.cli.examples import EXAMPLES
-from hadar_cli.cli.options import are_accelerators, read_inventory, require_file
-from hadar_cli.cli.profile import error_factor
-from hadar_cli.cli.resume import is_finished
-from hadar_cli.cli.run import _run_id, parse_policy, preset_note
-from hadar_cli.core.model import Device, Gpu, Job, Launch, Mix, Node, PolicyChoice
+from hadar_cli.cli.machines.profile import error_factor
+from hadar_cli.cli.options import preset_note, read_inventory, require_file
+from hadar_cli.cli.policy_options import parse_policy
+from hadar_cli.cli.runs.run import _run_id
+from hadar_cli.core.model import (
+    Device,
+    Gpu,
+    Job,
+    Launch,
+    Mix,
+    Node,
+    PolicyChoice,
+    are_accelerators,
+)
 from hadar_cli.errors import HadarError, InputError, RunLockedError, StorageError
+from hadar_cli.runs.store import RunFacts, RunStore, is_finished
 
 GPU = Device("a", "a", 0, Gpu("T4", 65, 16))
 STAND_IN = Device("b", "b", 0, Gpu("T4", 65, 16), emulated_speed=0.2)
@@ -219,3 +228,71 @@ def test_the_shell_completes_runs_policies_nodes_and_jobs(tmp_path: Path) -> Non
     assert complete("hadar nodes trust ", tmp_path) == ["curie"]
     assert complete("hadar logs ", tmp_path) == ["weather"]
     assert complete("hadar logs weather --node f", tmp_path) == ["fermi"]
+
+
+# -- what travels --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose .gitignore names its data, as nanoGPT's does; the current directory."""
+    for name in (".git/HEAD", "train.py", "meta.pkl", "data/train.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(2000))
+    (tmp_path / ".gitignore").write_text("*.bin\nmeta.pkl\n")
+    (tmp_path / "mix.yaml").write_text("jobs: [{script: train.py, steps: 5}]")
+    (tmp_path / "nodes.toml").write_text('[[node]]\nname = "me"\nhost = "local"\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_dry_run_tells_what_travels_and_what_an_ignore_file_keeps_behind(
+    repository: Path,
+) -> None:
+    answer = CliRunner().invoke(command_line.app, ["run", "mix.yaml", "--dry-run"])
+    assert answer.exit_code == 0, answer.output
+    said = " ".join(answer.output.split())
+    assert f"project folder {repository} (by its .git): 4 files" in said
+    assert "left out, .gitignore: 2 files, 4.0 kB: data/train.bin 2.0 kB, meta.pkl 2.0 kB" in said
+
+
+def test_a_project_of_gigabytes_is_refused_before_anything_is_made(repository: Path) -> None:
+    (repository / "weights.pt").touch()
+    os.truncate(repository / "weights.pt", 2 << 30)
+    answer = CliRunner().invoke(command_line.app, ["run", "mix.yaml"])
+    error = answer.exception
+    assert isinstance(error, InputError)
+    assert "2.1 GB" in str(error) and "weights.pt" in str(error)
+    assert not (repository / "runs").exists()
+
+
+CARDS = """
+[[node]]
+name = "large"
+host = "local"
+emulate = {speed = 0.5}
+gpus = [{ model = "RTX 3090" }]
+[[node]]
+name = "small"
+host = "local"
+emulate = {speed = 0.1}
+gpus = [{ model = "T400" }]
+"""
+
+
+@pytest.mark.parametrize(("needs_gb", "code"), [(8, 0), (99, 2)])
+def test_a_dry_run_tells_which_cards_are_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_gb: int, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nodes.toml").write_text(CARDS)
+    (tmp_path / "mix.yaml").write_text(
+        f"jobs:\n  - {{workload: weather, epochs: 1, min_vram_gb: {needs_gb}}}\n"
+    )
+    answer = CliRunner().invoke(command_line.app, ["run", "mix.yaml", "--dry-run"])
+    if code == 0:
+        assert answer.exit_code == 0, answer.output
+        assert "weather is not given to small: under 8 GB." in answer.output
+    else:
+        assert isinstance(answer.exception, InputError)
+        assert "job 'weather' needs 99 GB, and no device has as much" in str(answer.exception)

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from hadar_cli.adapters.discovery import Discovery, identify
-from hadar_cli.adapters.inspection import Problem
-from hadar_cli.adapters.profile_cache import cache_path, fill, load, store
 from hadar_cli.cli.options import cached_profile, read_inventory
 from hadar_cli.core.gpu_table import KNOWN_GPUS
 from hadar_cli.core.model import Gpu, Node
 from hadar_cli.core.politeness import GpuUse
 from hadar_cli.errors import InputError
-from hadar_cli.node.probe import _generation
+from hadar_cli.node.gpus.reading import _generation
+from hadar_cli.visits.discovery import Discovery, identify
+from hadar_cli.visits.inspection import Problem
+from hadar_cli.visits.profile_cache import cache_path, fill, load, store
 
 NODE = Node("lab", "lab.example.org")
 T4 = KNOWN_GPUS["T4"]

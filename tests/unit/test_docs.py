@@ -11,17 +11,15 @@ from types import ModuleType
 import pytest
 import typer
 
-from hadar_cli import errors
-from hadar_cli.adapters import config
+from hadar_cli import __version__, errors, policies
 from hadar_cli.cli.main import app
-from hadar_cli.core.policies import registry
+from hadar_cli.config import mixes as config
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs/guide"
 
 
 def load_reference() -> ModuleType:
-    pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts/reference.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -70,7 +68,7 @@ def test_the_reference_knows_every_command_policy_and_code() -> None:
     pages = {name: make() for name, make in reference.PAGES.items()}
     for path, _ in reference._walk(typer.main.get_command(app), "hadar"):
         assert f"## {path}\n" in pages["commands"]
-    for name in registry.names():
+    for name in policies.names():
         assert f"## {name}\n" in pages["policies"]
     for error in (errors.InputError, errors.UnfinishedError, errors.StorageError):
         assert f"| {error.exit_code} |" in pages["exit-codes"]
@@ -78,9 +76,15 @@ def test_the_reference_knows_every_command_policy_and_code() -> None:
     assert "`average` · `leader` · `reset`" in pages["mixes"]
 
 
+@pytest.mark.parametrize("name", load_reference().WRITTEN)
+def test_the_reference_in_the_repository_is_of_this_build(name: str) -> None:
+    written = (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    assert written == load_reference().PAGES[name](), "run scripts/schemas"
+
+
 def test_a_field_without_a_meaning_stops_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = load_reference()
-    monkeypatch.setitem(config._JOB_FIELDS, "novel", config._NAME)
+    monkeypatch.setitem(config._JOB_FIELDS, "novel", config.NAME)
     with pytest.raises(SystemExit, match="novel"):
         reference.mixes()
 
@@ -89,3 +93,9 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
     assert [str(page) for page in pages if f": {page}\n" not in navigation] == []
+
+
+def test_the_version_is_the_newest_release_of_the_changelog():
+    titles = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert titles[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(__version__)} - \d{{4}}-\d\d-\d\d", titles[1])

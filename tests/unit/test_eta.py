@@ -8,10 +8,10 @@ import random
 import pytest
 
 from hadar_cli.core import events
+from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.state import RunState
-from hadar_cli.core.throughput import RateModel
-from hadar_cli.report.eta import Estimate, Workload, extrapolate
-from hadar_cli.report.scene import Scene
+from hadar_cli.report.live.eta import Estimate, Workload, extrapolate
+from hadar_cli.report.live.scene import Scene
 from tests.support.worlds import make_mix, make_nodes, make_world
 
 

@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hadar_cli.core.policies.exact import allocations, best_allocation
-from hadar_cli.core.policies.hadar import Hadar
-from hadar_cli.core.pricing import paper_prices
-from hadar_cli.core.queue import gang_rate
+from bench.paper.exact import allocations, best_allocation
+from hadar_cli.core.policies.gangs.hadar import Hadar
+from hadar_cli.core.policies.gangs.pricing import paper_prices
+from hadar_cli.core.policies.gangs.queue import gang_rate
 from tests.support.queues import chance_queue, queue_of
 
 

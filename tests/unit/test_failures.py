@@ -1,11 +1,15 @@
 """What becomes of a job whose copies fail, and of the devices on which they do."""
 
+from dataclasses import replace
+
 import pytest
 
-from hadar_cli.app.ports import Failed, NodeGone
 from hadar_cli.core import events
+from hadar_cli.core.model import PolicyChoice
+from hadar_cli.core.reasons import Absence, Loss
+from hadar_cli.engine.ports import CopyOrder, Failed, NodeGone
 from hadar_cli.errors import UnfinishedError
-from tests.support.worlds import World, make_mix, make_world
+from tests.support.worlds import World, make_mix, make_nodes, make_world
 
 LOG = "Traceback:\n  File job.py\nValueError: no data set here\n"
 
@@ -15,42 +19,173 @@ def start(world: World, attempt: str, device: str) -> None:
     world.loop._held.busy[device] = attempt
 
 
-def fail(world: World, attempt: str, device: str, **facts: bool) -> None:
+def fail(world: World, attempt: str, device: str, reason: Loss = Loss.EXITED) -> None:
     start(world, attempt, device)
-    world.loop._take(Failed(attempt, "it exited with code 1", LOG, **facts))
+    world.loop._take(Failed(attempt, reason, "it exited with code 1", LOG))
 
 
-def test_the_end_over_a_failing_job_names_job_device_and_what_to_do_next():
-    world = make_world(make_mix([1000]))
-    first, second = world.loop._devices[:2]
-    retry = world.mix.jobs[0].retry
-    for number in range(retry):
-        fail(world, f"a{number}", first)
-        world.loop._intake.give_up_if_hopeless(f"a{number}")
-    fail(world, "last", second)
+class Failing:
+    """Lets orders fail by a rule; all others train as ever."""
+
+    def __init__(self, world: World, rule) -> None:
+        self.world, self.rule, self.orders = world, rule, []
+        self._start = world.executor.start
+        world.executor.start = self.start
+
+    def start(self, order: CopyOrder) -> None:
+        self.orders.append(order)
+        if reason := self.rule(order):
+            failed = Failed(order.attempt, reason, reason.text, LOG)
+            self.world.executor._schedule(self.world.executor.now() + 0.5, failed)
+        else:
+            self._start(order)
+
+
+def happened(world: World, kind: type) -> list:
+    return [event for event in world.journal.events if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("policy", ["hadare", "hadar", "gavel", "tiresias", "yarn-cs"])
+def test_a_job_that_cannot_work_fails_alone_and_the_others_go_on(policy):
+    world = make_world(make_mix([600, 900], policy=PolicyChoice(policy)))
+    Failing(world, lambda order: Loss.EXITED if order.job.id == 0 else None)
     with pytest.raises(UnfinishedError) as caught:
-        world.loop._intake.give_up_if_hopeless("last")
-    told = f"job 'job-0' failed {retry + 1} times in a row, last on {second}: it exited with code 1"
-    assert str(caught.value) == told
+        world.loop.run()
+    assert str(caught.value).startswith("job 'job-0' failed: on all of ")
+    assert "it exited with an error" in str(caught.value)
     lines = [*LOG.strip().splitlines(), "see more by: hadar logs job-0"]
-    assert (caught.value.fix or "").splitlines() == lines
+    assert (caught.value.fix or "").splitlines() == [*lines, "mend it, then: hadar resume"]
+    assert world.state.jobs[1].is_trained
+    assert not world.state.lost_devices  # no device is to blame
+    world.state.validate()
 
 
-def test_refused_weights_are_told_with_their_device_too():
+@pytest.mark.parametrize("policy", ["hadare", "hadar", "gavel", "tiresias", "yarn-cs"])
+def test_a_pair_that_does_not_work_is_avoided_and_the_job_ends_elsewhere(policy):
+    world = make_world(make_mix([600, 900], policy=PolicyChoice(policy)))
+    bad = "rtx3090"
+    failing = Failing(world, lambda o: Loss.EXITED if o.job.id == 0 and bad in o.devices else None)
+    world.loop.run()
+    assert world.state.finished
+    tried = [order for order in failing.orders if order.job.id == 0 and bad in order.devices]
+    assert len(tried) <= world.mix.jobs[0].retry + 1
+    assert not world.state.lost_devices
+    if tried and len(tried) > world.mix.jobs[0].retry:
+        assert [(e.job, e.device) for e in happened(world, events.PairAvoided)] == [(0, bad)]
+
+
+def test_the_next_head_tries_a_failed_job_again_but_not_what_does_not_fit():
+    world = make_world(make_mix([600, 900]))
+    small = "t400"
+
+    def rule(order: CopyOrder) -> Loss | None:
+        if order.device == small and order.job.id == 1:
+            return Loss.CANNOT_SPLIT
+        return Loss.EXITED if order.job.id == 0 else None
+
+    Failing(world, rule)
+    with pytest.raises(UnfinishedError):
+        world.loop.run()
+    world.loop.wind_up("job 'job-0' failed")
+    assert [job.job.id for job in world.state.failed] == [0]
+    again = make_world(world.mix, past=world.journal.events)
+    assert not again.state.failed
+    assert [job.job.id for job in again.state.unfinished] == [0]
+    assert {pair for pair in again.state.avoided} <= {(1, small)}
+    again.loop.run()
+    assert again.state.finished
+
+
+def test_out_of_memory_means_smaller_micro_batches_first():
+    world = make_world(make_mix([600]), make_nodes({"large": 1.0, "small": 0.8}))
+    fits = 4  # pieces of the batch
+
+    def rule(order: CopyOrder) -> Loss | None:
+        is_small = order.device == "small" and order.micro_batches < fits
+        return Loss.OUT_OF_MEMORY if is_small else None
+
+    failing = Failing(world, rule)
+    world.loop.run()
+    assert world.state.finished
+    pieces = [order.micro_batches for order in failing.orders if order.device == "small"]
+    assert pieces[:2] == [1, 2] and set(pieces[2:]) == {4}
+    assert {order.micro_batches for order in failing.orders if order.device == "large"} == {1}
+    assert not happened(world, events.PairAvoided)
+    assert world.state.jobs[0].failures == {}  # nobody is to blame
+
+
+def test_a_card_too_small_for_a_single_sample_is_avoided_and_the_other_one_trains():
+    world = make_world(make_mix([600, 300]), make_nodes({"large": 1.0, "small": 0.8}))
+    failing = Failing(
+        world,
+        lambda o: Loss.OUT_OF_MEMORY if o.device == "small" and o.job.id == 0 else None,
+    )
+    world.loop.run()
+    assert world.state.finished
+    pieces = [o.micro_batches for o in failing.orders if o.device == "small" and o.job.id == 0]
+    assert pieces == [1, 2, 4, 8, 16]  # its batch is of 16 samples
+    [avoided] = happened(world, events.PairAvoided)
+    assert (avoided.job, avoided.device, avoided.reason) == (0, "small", Loss.OUT_OF_MEMORY)
+    assert any(order.device == "small" and order.job.id == 1 for order in failing.orders)
+
+
+@pytest.mark.parametrize("policy", ["hadare", "hadar", "gavel", "tiresias", "yarn-cs"])
+def test_a_job_is_not_given_to_cards_with_less_memory_than_it_needs(policy):
+    mix = make_mix([600, 600], policy=PolicyChoice(policy))
+    jobs = (replace(mix.jobs[0], min_vram_gb=8.0), mix.jobs[1])
+    nodes = tuple(
+        replace(node, gpus=(replace(node.gpus[0], vram_gb=vram),))
+        for node, vram in zip(make_nodes(), (24, 24, 4, 4, 2), strict=True)
+    )
+    world = make_world(replace(mix, jobs=jobs), nodes)
+    failing = Failing(world, lambda order: None)
+    world.loop.run()
+    assert world.state.finished
+    used = {device for order in failing.orders if order.job.id == 0 for device in order.devices}
+    assert used and used <= {"rtx3090", "titan-rtx"}
+
+
+def test_a_job_that_fits_no_card_at_all_is_told_at_once():
+    mix = make_mix([600])
+    world = make_world(replace(mix, jobs=(replace(mix.jobs[0], min_vram_gb=99.0),)))
+    with pytest.raises(UnfinishedError, match=r"no device is left for job 'job-0' \(none is large"):
+        world.loop.run()
+
+
+def test_what_is_left_for_lost_devices_only_is_told_with_them():
+    mix = make_mix([600, 300])
+    nodes = tuple(
+        replace(node, gpus=(replace(node.gpus[0], vram_gb=vram),))
+        for node, vram in zip(make_nodes(), (24, 4, 4, 4, 2), strict=True)
+    )
+    world = make_world(
+        replace(mix, jobs=(replace(mix.jobs[0], min_vram_gb=8.0), mix.jobs[1])), nodes
+    )
+    world.executor.lose_device("rtx3090", 0.5)
+    with pytest.raises(UnfinishedError, match=r"no device is left for job 'job-0' \(rtx3090: lost"):
+        world.loop.run()
+    assert world.state.jobs[1].is_trained
+
+
+def test_refused_weights_count_against_their_pair_too():
     world = make_world(make_mix([1000]))
     device, record = world.loop._devices[0], world.tracker.record
     start(world, "a", device)
     record(events.CopyFinished(1.0, "a", 10, ((0, 10),), 0.0, 1.0, 0.0, "steps", weights="w"))
     record(events.WeightsMerged(1.0, 0, 1, "", (), (("a", "not finite"),)))
-    assert world.state.jobs[0].last_failure == (device, "not finite", "")
+    job = world.state.jobs[0]
+    assert job.failures == {device: 1}
+    assert job.last_failure and job.last_failure.why == "not finite"
+    assert job.last_failure.device == device
 
 
 def test_a_device_that_is_unfit_is_left_alone_at_once_and_the_job_is_not_blamed():
     world = make_world(make_mix([1000]))
     device, *others = world.loop._devices
-    fail(world, "a", device, node_fault=True, unfit=True)
-    assert world.state.lost_devices == {device: "it exited with code 1"}
-    assert world.state.jobs[0].failures == 0
+    fail(world, "a", device, Loss.NO_TORCH)
+    lost = world.state.lost_devices[device]
+    assert (lost.why, lost.reason) == ("it exited with code 1", Absence.UNFIT)
+    assert world.state.jobs[0].failures == {}
     world.loop.run()
     assert world.state.finished
     trained = [e for e in world.journal.events if isinstance(e, events.CopyStarted)]

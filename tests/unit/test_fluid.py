@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hadar_cli.core.fluid import forked_optimum, gang_optimum
+from hadar_cli.core.estimates.fluid import forked_optimum, gang_optimum
 
 
 def bound(steps, rates, gang, capacity, elastic=None):

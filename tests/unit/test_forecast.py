@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.adapters.fitting import Fit, assumed_costs, fit, scenario_like, slot_for
-from hadar_cli.adapters.forecast import (
+from hadar_cli.core import events
+from hadar_cli.core.measures.forecast import FORMULA_ERROR, MEASURED_ERROR, Forecast, judge
+from hadar_cli.core.model import Mix, Node, PolicyChoice
+from hadar_cli.runs.store import FileJournal, RunFacts, RunStore
+from hadar_cli.simulation.executor import Costs
+from hadar_cli.simulation.fitting import Fit, assumed_costs, fit, scenario_like, slot_for
+from hadar_cli.simulation.rehearsal import (
     MOST_JOBS,
     Knowledge,
     Outlook,
@@ -18,11 +23,6 @@ from hadar_cli.adapters.forecast import (
     gather,
     review,
 )
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.store import FileJournal, RunFacts, RunStore
-from hadar_cli.app.forecast import FORMULA_ERROR, MEASURED_ERROR, Forecast, judge
-from hadar_cli.core import events
-from hadar_cli.core.model import Mix, Node, PolicyChoice
 from tests.support.worlds import make_mix, make_nodes, make_world
 
 SPEEDS = {"x": 1.0, "y": 0.5, "z": 0.25}
@@ -73,7 +73,7 @@ def test_an_earlier_run_makes_the_forecast_right(
     tmp_path: Path, mix: Mix, nodes: tuple[Node, ...], happened: list[events.Event]
 ) -> None:
     write_run(tmp_path, facts_of(mix, nodes), happened)
-    knowledge = gather(mix, nodes, tmp_path, accelerators=False)
+    knowledge = gather(mix, nodes, tmp_path)
     assert knowledge.runs == ("past",)
     forecast = outlook(mix, nodes, knowledge).forecast
     assert forecast.ttd_s == pytest.approx(happened[-1].t, rel=0.05)
@@ -87,7 +87,7 @@ def test_an_earlier_run_makes_the_forecast_right(
 def test_without_one_it_says_that_it_rests_on_the_formula(
     tmp_path: Path, mix: Mix, nodes: tuple[Node, ...]
 ) -> None:
-    knowledge = gather(mix, nodes, tmp_path, accelerators=False)
+    knowledge = gather(mix, nodes, tmp_path)
     forecast = outlook(mix, nodes, knowledge).forecast
     assert "formula alone" in forecast.basis
     assert forecast.typical_error == FORMULA_ERROR
@@ -102,7 +102,7 @@ def test_runs_of_other_machines_or_jobs_tell_nothing(
         nodes = tuple(replace(node, host="elsewhere") for node in nodes)
     if change == "jobs":
         mix = replace(mix, jobs=tuple(replace(job, batch_size=99) for job in mix.jobs))
-    knowledge = gather(mix, nodes, tmp_path, accelerators=False)
+    knowledge = gather(mix, nodes, tmp_path)
     assert knowledge.runs == ()
     assert knowledge.costs == assumed_costs(False)
 
@@ -115,7 +115,7 @@ def test_a_damaged_run_is_passed_over(
     broken.journal_path.write_bytes(b"nonsense\n" + broken.journal_path.read_bytes())
     newest = (broken.directory / "run.json").stat().st_mtime + 9
     os.utime(broken.directory / "run.json", (newest, newest))
-    assert gather(mix, nodes, tmp_path, accelerators=False).runs == ("past",)
+    assert gather(mix, nodes, tmp_path).runs == ("past",)
 
 
 def test_a_faster_node_is_worth_more(mix: Mix, nodes: tuple[Node, ...]) -> None:

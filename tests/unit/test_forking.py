@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hadar_cli.core.forking import forks_that_pay, worth
+from hadar_cli.core.estimates.forking import forks_that_pay, worth
 
 LAB = (0.80, 0.42, 0.12, 1.00, 0.45)
 FREE = (0.0,) * len(LAB)
@@ -53,3 +53,8 @@ def test_under_sqrt_a_device_far_slower_than_the_others_holds_them_back() -> Non
 @pytest.mark.parametrize("rates", [(), (0.0, 0.0)])
 def test_no_device_can_train_it(rates: tuple[float, ...]) -> None:
     assert forks_that_pay(rates, FREE[: len(rates)], 10.0, "linear") == ()
+
+
+def test_alone_the_cheaper_of_two_alike_is_chosen() -> None:
+    assert forks_that_pay((1.0, 0.95), (30.0, 3.0), 15.0, "linear") == (1,)
+    assert forks_that_pay((1.0, 0.5), (30.0, 3.0), 15.0, "linear") == (0,)

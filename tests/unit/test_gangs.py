@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from hadar_cli.adapters.simulation import ModelledSpeeds, parse_cluster
 from hadar_cli.core.events import CopyFinished, CopyStarted, WeightsMerged
-from hadar_cli.core.lineup import Lineup
 from hadar_cli.core.model import Job
-from hadar_cli.core.policies.gangs import GangScheduler
-from hadar_cli.core.policies.registry import ClusterView
-from hadar_cli.core.queue import Decision, Queue
+from hadar_cli.core.policies.gangs.queue import Decision, Queue
+from hadar_cli.core.policies.gangs.scheduler import GangScheduler
+from hadar_cli.core.policies.lineup import Lineup
+from hadar_cli.core.policies.port import ClusterView
 from hadar_cli.core.state import RunState
+from hadar_cli.simulation.speeds import ModelledSpeeds, parse_cluster
 
 DEVICES = parse_cluster("v100:2,k80:2", 2)
 JOBS = [Job(i, f"job{i}", 1000, 32) for i in range(3)]
@@ -74,7 +74,8 @@ def test_it_is_asked_again_when_something_happened(policy, states, what):
         case "time has passed":
             view = replace(view, now_s=1000.0)
         case "a job ended":
-            view = replace(view, queue=Lineup.of(list(states)[1:]), running={1: view.running[1]})
+            queue = Lineup.of(list(RunState(JOBS[1:]).jobs.values()))
+            view = replace(view, queue=queue, running={1: view.running[1]})
         case "a gang lost its devices":
             view = replace(view, running={**view.running, 1: ("v100-0:1",)})
         case _:
@@ -130,3 +131,19 @@ def test_a_policy_forgets_when_a_whole_kind_is_gone(policy, states):
     scheduler.plan(replace(view, cluster=DEVICES[1:]))  # one V100 less is still both kinds
     scheduler.plan(replace(view, cluster=DEVICES[2:]))
     assert told == [None, "told", None]
+
+
+def test_a_policy_is_told_what_a_start_costs_and_how_long_jobs_will_come(policy):
+    jobs = [replace(JOBS[i], arrives_s=100.0 * i) for i in range(3)]
+    lineup = Lineup.of(list(RunState(jobs).jobs.values()))
+    scheduler = GangScheduler(policy)
+    scheduler.plan(view_of(lineup, now_s=200.0, start_cost_s=7.0))
+    assert policy.asked[-1].restart_s == 7.0
+    assert policy.asked[-1].arrivals_s == pytest.approx(40.0)  # a fifth of the time so far
+    scheduler.plan(view_of(lineup, now_s=2000.0))  # nobody has come for eighteen usual gaps
+    assert policy.asked[-1].arrivals_s < 1e-3
+
+
+def test_a_batch_that_is_all_there_expects_nobody(policy, states):
+    GangScheduler(policy).plan(view_of(states, now_s=500.0))
+    assert policy.asked[-1].arrivals_s == 0.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hadar_cli.core.policies.gavel import Gavel, GavelMakespan, max_min_shares
+from hadar_cli.core.policies.baselines.gavel import Gavel, GavelMakespan, max_min_shares
 from tests.support.queues import chance_queue, queue_of, run_rounds
 
 
@@ -62,6 +62,17 @@ def test_newcomers_wait_for_the_next_solve_or_for_leftovers():
 
 def test_devices_that_come_free_in_a_round_stay_idle():
     assert Gavel().refill(chance_queue(1, 5, [2])) == {}
+
+
+def test_devices_that_come_free_are_given_away_if_it_is_told_to():
+    queue = queue_of([[1.0]] * 3, capacity=[2])
+    decision = Gavel(refills=True).allocate(queue)
+    (stays, ended), (waits,) = decision.allocations, {0, 1, 2} - decision.allocations.keys()
+    left = queue.only(np.array([stays, waits]))
+    later = replace(left, running={stays: (1,)})
+    assert Gavel(refills=True).refill(later, decision.memory) == {waits: (1,)}
+    assert Gavel().refill(later, decision.memory) == {}
+    assert ended not in (stays, waits)
 
 
 def test_a_gang_wider_than_every_kind_holds_nobody_down():

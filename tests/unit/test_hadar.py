@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hadar_cli.core.policies.hadar import Hadar
-from hadar_cli.core.queue import gang_rate
+from hadar_cli.core.estimates.gangs import PROPORTIONAL
+from hadar_cli.core.policies.gangs.hadar import Hadar
+from hadar_cli.core.policies.gangs.queue import gang_rate
 from hadar_cli.errors import InputError
 from tests.support.queues import chance_queue, queue_of, run_rounds
 
@@ -50,28 +51,80 @@ def test_a_critical_job_gets_the_fastest_devices_however_dear():
     rates, steps = [[3.0, 2.5], *[[10.0, 2.0]] * 40], [2.9e5, *[3e5] * 40]
     queue = queue_of(rates, capacity=[10, 10], steps=steps)
     assert Hadar().allocate(queue).allocations[0] == (1, 0)
-    assert Hadar(critical=2, theta=0.1).allocate(queue).allocations[0] == (0, 1)
+    assert Hadar(objective="jct").allocate(queue).allocations[0] == (0, 1)
 
 
 def test_cheap_jobs_come_before_dear_ones_of_no_urgency():
     queue = queue_of([[1.0]] * 9, capacity=[1], steps=[9e3] * 8 + [1e3])
-    assert list(Hadar(critical=2, theta=2).allocate(queue).allocations) == [8]
+    assert list(Hadar().allocate(queue).allocations) == [8]
 
 
 def test_makespan_takes_the_longest_first():
     queue = queue_of([[1.0]] * 9, capacity=[1], steps=[1e3] * 8 + [2e3])
-    assert list(Hadar(objective="makespan", critical=2).allocate(queue).allocations) == [8]
+    assert list(Hadar(objective="makespan").allocate(queue).allocations) == [8]
 
 
 def test_wide_gangs_do_not_wait_for_the_end():
     # Eight gangs of 8 on 20 devices, two at a time, are most of the work; many small jobs cheaper.
+    # Eight of the small ones are errands, and leave room for one gang.
     queue = queue_of(
-        [[1.0]] * 28, capacity=[20], gang=[8] * 8 + [1] * 20, steps=[8e4] * 8 + [5e3] * 20
+        [[1.0]] * 28, capacity=[20], gang=[8] * 8 + [1] * 20, steps=[8e4] * 8 + [2e4] * 20
     )
-    runs = Hadar(critical=2, theta=2).allocate(queue).allocations
-    assert sum(1 for job in runs if job < 8) == 2
-    late = Hadar(critical=2, theta=2, wide=9).allocate(queue).allocations
+    runs = Hadar().allocate(queue).allocations
+    assert sum(1 for job in runs if job < 8) == 1
+    late = Hadar(objective="jct").allocate(queue).allocations
     assert not any(job < 8 for job in late)
+
+
+def test_a_gang_wider_than_every_kind_has_its_turn():
+    # It is the cheapest, so the four single jobs, which would each fit, wait.
+    queue = queue_of(
+        [[1.0, 1.0]] * 5, capacity=[2, 2], gang=[4, 1, 1, 1, 1], steps=[1e3, *[1e5] * 4]
+    )
+    assert Hadar(objective="jct").allocate(queue).allocations == {0: (2, 2)}
+
+
+def test_jobs_of_equal_length_take_turns_only_as_often_as_starts_allow():
+    """One device, two jobs that need all the time there is: the longer goes first, unless the
+    other runs and a start costs more than the difference is worth."""
+    queue = queue_of([[1.0]] * 2, capacity=[1], steps=[1.0e5, 1.001e5], running={0: (1,)})
+    assert list(Hadar(objective="makespan").allocate(queue).allocations) == [1]
+    slow = replace(queue, restart_s=10.0)  # a turn is the root of 10 s × 200,100 s, 1,415 s
+    assert list(Hadar(objective="makespan").allocate(slow).allocations) == [0]
+    behind = replace(slow, remaining=np.array([0.98e5, 1.001e5]))
+    assert list(Hadar(objective="makespan").allocate(behind).allocations) == [1]
+
+
+def test_a_job_gives_way_only_to_one_that_is_shorter_by_two_starts():
+    queue = queue_of([[1.0]] * 2, capacity=[1], steps=[1000, 900], running={0: (1,)})
+    assert list(Hadar(objective="jct").allocate(queue).allocations) == [1]
+    slow = replace(queue, restart_s=60.0)
+    assert list(Hadar(objective="jct").allocate(slow).allocations) == [0]
+
+
+def test_a_job_about_to_end_does_not_move():
+    # The other kind is three times as fast, and idle; a start there takes a minute.
+    queue = queue_of([[1.0, 3.0]], capacity=[1, 1], running={0: (1, 0)}, restart_s=60.0)
+    assert Hadar(objective="jct").allocate(queue).allocations == {0: (0, 1)}
+    ending = replace(queue, remaining=np.array([80.0]))
+    assert Hadar(objective="jct").allocate(ending).allocations == {0: (1, 0)}
+    assert Hadar().allocate(ending).allocations == {0: (1, 0)}
+
+
+def test_cheap_jobs_go_before_a_long_one_that_has_time_to_spare():
+    # Twelve jobs on one device; the long one needs 88 % of the time, the short one a hundredth.
+    steps = [88e3, *[1.1e3] * 10, 1e3]
+    queue = queue_of([[1.0]] * 12, capacity=[1], steps=steps)
+    assert list(Hadar().allocate(queue).allocations) == [11]
+    tight = queue_of([[1.0]] * 12, capacity=[2], steps=steps)  # now it needs all the time
+    assert next(iter(Hadar().allocate(tight).allocations)) == 0
+
+
+def test_while_jobs_still_come_a_long_one_is_not_critical():
+    queue = queue_of([[1.0]] * 9, capacity=[2], steps=[9e5, *[3e4] * 8])
+    assert 0 in Hadar().allocate(queue).allocations
+    open_ended = replace(queue, arrivals_s=1e6)
+    assert 0 not in Hadar().allocate(open_ended).allocations
 
 
 def test_of_equals_those_that_run_go_on_where_they_are():
@@ -114,7 +167,8 @@ def test_a_decision_lasts_for_a_share_of_the_time_the_queue_needs():
     queue = chance_queue(1, 50, [1, 1, 1], now_s=1000.0)
     first = Hadar().allocate(queue)
     assert first.until_s == pytest.approx(1000.0 + 0.01 * first.memory.prices.value_s)
-    assert Hadar(rethink=0.0).allocate(queue).until_s == 1000.0
+    closer = Hadar(objective="makespan").allocate(queue)
+    assert closer.until_s == pytest.approx(1000.0 + 0.002 * closer.memory.prices.value_s)
 
 
 def test_refill_looks_at_jobs_that_came_after_the_decision_too():
@@ -159,7 +213,27 @@ def test_a_job_moves_only_for_a_clearly_better_price():
 def test_idle_devices_go_to_whoever_is_faster_there():
     # Two equal jobs, two kinds; the dear kind would stand idle beside the cheap one.
     queue = queue_of([[3.0, 1.0]] * 2, capacity=[2, 2], running={0: (0, 1), 1: (0, 1)})
-    runs = Hadar(critical=2).allocate(queue).allocations
+    runs = Hadar(objective="jct").allocate(queue).allocations
     assert runs == {0: (1, 0), 1: (1, 0)}
-    stay = Hadar(critical=2, restlessness=9.0).allocate(queue).allocations
-    assert stay == {0: (0, 1), 1: (0, 1)}
+    dear = replace(queue, restart_s=1e6)
+    assert Hadar(objective="jct").allocate(dear).allocations == {0: (0, 1), 1: (0, 1)}
+
+
+def test_who_has_waited_for_longer_than_is_fair_goes_first():
+    # Both would take 1,000 s alone. The second came early, and its time is up.
+    queue = queue_of(
+        [[1.0]] * 2, capacity=[1], steps=[900, 1000], arrived_s=[9.9e3, 0.0], now_s=1e4, met=2
+    )
+    assert list(Hadar(objective="jct").allocate(queue).allocations) == [0]
+    assert list(Hadar(objective="fairness").allocate(queue).allocations) == [1]
+    assert list(Hadar().allocate(queue).allocations) == [1]
+
+
+def test_a_gang_of_unequal_shares_takes_the_fastest_it_can_get():
+    queue = queue_of([[10.0, 4.0, 1.0]], capacity=[1, 1, 2], gang=[3])
+    equal = Hadar().allocate(queue).allocations[0]
+    assert gang_rate(equal, [10.0, 4.0, 1.0]) == 3.0  # the slowest holds all up
+    queue = replace(queue, proportional=np.array([True]))
+    shared = Hadar().allocate(queue).allocations[0]
+    assert shared == (1, 1, 1)
+    assert gang_rate(shared, [10.0, 4.0, 1.0], PROPORTIONAL) == 15.0

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from hadar_cli import policies
 from hadar_cli.core.model import Job, PolicyChoice
-from hadar_cli.core.policies import registry
 from hadar_cli.core.policies.hadare import HadarE
-from hadar_cli.core.policies.registry import ClusterView, JobView
+from hadar_cli.core.policies.port import ClusterView, JobView
 from hadar_cli.errors import InputError
 
 SPEEDS = {"fast": 10.0, "middle": 5.0, "slow": 1.0}
@@ -65,6 +65,14 @@ def test_a_job_that_may_have_few_copies_gets_the_fastest_devices():
     assert {s.device for s in stints} == {"fast", "middle"}
 
 
+def test_no_copy_goes_where_it_costs_more_than_it_brings():
+    stints = HadarE().plan(view({0: 1000, 1: 1000}, job_0={"too_dear": frozenset({"fast"})}))
+    assert "fast" not in {s.device for s in stints if s.job == 0}
+    assert "fast" in {s.device for s in stints if s.job == 1}
+    everywhere = frozenset(SPEEDS)
+    assert HadarE().plan(view({0: 1000}, job_0={"too_dear": everywhere})), "one must do it"
+
+
 def test_who_is_at_work_takes_no_room_from_one_that_joins():
     several = view(
         {0: 1000},
@@ -106,9 +114,9 @@ def test_a_device_without_a_share_takes_a_job_that_nobody_has_begun():
 
 def test_unknown_policies_and_fields_are_the_users_to_mend():
     with pytest.raises(InputError, match="did you mean 'hadare'"):
-        registry.create(PolicyChoice("hadaree"))
+        policies.create(PolicyChoice("hadaree"))
     with pytest.raises(InputError, match="did you mean 'stickiness'"):
-        registry.create(PolicyChoice("hadare", {"stickyness": 0.1}))
+        policies.create(PolicyChoice("hadare", {"stickyness": 0.1}))
     with pytest.raises(InputError, match="is not a float"):
-        registry.create(PolicyChoice("hadare", {"stickiness": "much"}))
-    assert registry.create(PolicyChoice("hadare", {"stickiness": 0})) == HadarE(stickiness=0)
+        policies.create(PolicyChoice("hadare", {"stickiness": "much"}))
+    assert policies.create(PolicyChoice("hadare", {"stickiness": 0})) == HadarE(stickiness=0)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from hadar_cli.adapters.housekeeping import KEPT_GENERATIONS, Housekeeper, export_model
-from hadar_cli.adapters.store import RunFacts, RunStore
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
+from hadar_cli.runs.finished_models import export_model
+from hadar_cli.runs.housekeeping import KEPT_GENERATIONS, Housekeeper
+from hadar_cli.runs.store import RunFacts, RunStore
 from tests.support.worlds import make_mix, make_nodes
 
 
@@ -108,32 +109,3 @@ def test_several_models_keep_their_numbers(tmp_path):
     save_file({"model/0/w": one, "model/1/w": 2 * one}, tmp_path / "gan")
     export_model(tmp_path / "gan", tmp_path / "plain")
     assert load_file(tmp_path / "plain")["1/w"].tolist() == [2.0, 2.0]
-
-
-@pytest.mark.parametrize("resumed", [False, True])
-def test_the_last_merges_leader_stays_until_it_is_known_which_model_to_put_out(
-    store, tmp_path, resumed
-):
-    state = RunState(make_mix([60]).jobs)
-    keeper = Housekeeper(store, state)
-
-    def happen(event: events.Event) -> None:
-        state.apply(event)
-        keeper.happened(event)
-
-    model = store.directory / "models" / "job-0.safetensors"
-    mine, merged = put(store, tmp_path, 1.0), put(store, tmp_path, 2.0)
-    for attempt, given in (("a", ((0, 40),)), ("b", ((40, 60),))):
-        quality = {"loss": 9.0} if attempt == "a" else None
-        steps = given[0][1] - given[0][0]
-        happen(events.CopyStarted(0, attempt, 0, 1, "t4", 1, 0, given))
-        happen(events.CopyFinished(1, attempt, steps, given, 0, 1, 0, "", mine, quality=quality))
-    happen(events.WeightsMerged(2, 0, 1, merged, ("a", "b"), rival=mine))
-    if resumed:
-        keeper = Housekeeper(store, state)
-    for attempt, purpose, loss in (("e", "evaluate", 2.0), ("c", "compare", 1.0)):
-        assert not model.exists()
-        assert store.object_path(mine).exists()
-        happen(events.CopyStarted(3, attempt, 0, 1, "t4", 1, 1, (), purpose=purpose))
-        happen(events.CopyFinished(4, attempt, 0, (), 0, 0, 0, "", quality={"loss": loss}))
-    assert load_file(model)["weight"].tolist() == [1.0] * 4

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from hadar_cli.app.ports import Progressed
 from hadar_cli.core import events
+from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.model import Mix, Node
 from hadar_cli.core.state import RunState
-from hadar_cli.core.throughput import RateModel
-from hadar_cli.report.lines import STOPPING, Lines
-from hadar_cli.report.live import LiveView
-from hadar_cli.report.scene import Scene
-from hadar_cli.report.screen import frame
+from hadar_cli.engine.ports import Progressed
+from hadar_cli.report.live.lines import STOPPING, Lines
+from hadar_cli.report.live.live import LiveView
+from hadar_cli.report.live.scene import Scene
+from hadar_cli.report.live.screen import frame
 from tests.support.worlds import make_mix, make_nodes, make_world
 
 

@@ -4,21 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.simulation import ModelledSpeeds, Scenario, parse_cluster, simulate
+from hadar_cli import policies
 from hadar_cli.core import events
-from hadar_cli.core.metrics import summarise
+from hadar_cli.core.measures.metrics import summarise
 from hadar_cli.core.model import Job, Mix, PolicyChoice
-from hadar_cli.core.policies import registry
 from hadar_cli.core.state import RunState
 from hadar_cli.report.words import describe
+from hadar_cli.simulation.executor import Costs
+from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.speeds import ModelledSpeeds, parse_cluster
 from tests.support.worlds import make_world
 
 LONG = Job(0, "long", 100_000, 16, workload="m", max_duration_s=60.0)
 SHORT = Job(1, "short", 300, 16, workload="m")
 
 
-@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("policy", policies.names())
 def test_a_job_ends_when_its_time_is_over_and_the_others_do_all_their_steps(policy):
     devices = parse_cluster("v100:1,k80:1", 1)
     rates = ModelledSpeeds((LONG, SHORT), devices)

@@ -2,8 +2,13 @@
 
 import pytest
 
-from hadar_cli.app.meetings import Meetings
-from hadar_cli.core.model import EVERY_SLOT, MergeRules
+from hadar_cli.core.estimates.suitability import Suitability
+from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.model import EVERY_SLOT, Device, Job, MergeRules, Mix
+from hadar_cli.core.state import RunState
+from hadar_cli.engine.meetings import Meetings
+from hadar_cli.engine.occupancy import Occupancy
+from hadar_cli.engine.views import Views
 
 
 def meetings(**rules: object) -> Meetings:
@@ -88,3 +93,81 @@ def test_under_the_square_root_fewer_copies_pay():
     them.learn(0, cost_s=1.0)
     assert them.copies_that_pay(0, [10.0, 9.0]) == 2
     assert them.copies_that_pay(0, [10.0, 2.0]) == 1
+
+
+def test_a_device_behind_a_slow_link_is_too_dear_and_a_slow_device_is_not():
+    them = meetings()
+    devices, rates = ["near", "far", "slow"], [10.0, 9.0, 0.1]
+    assert them.too_dear(0, rates, devices) == {}
+    them.learn(0, cost_s=1.0)
+    for device, cost_s in (("near", 0.5), ("far", 300.0), ("slow", 0.5)):
+        them.learn_device(0, device, cost_s)
+    assert them.too_dear(0, rates, devices) == {"far": 300.0}
+    assert them.too_dear(1, rates, devices) == {}
+
+
+def test_of_two_alike_the_one_behind_a_slow_link_is_too_dear():
+    """The far one is half of all that is known: it must not make itself the usual."""
+    them = Meetings(MergeRules(), slot_s=15.0)
+    for device, cost_s in (("far", 17.0), ("near", 3.0), ("far", 28.0)):
+        them.learn_device(0, device, cost_s)
+    for cost_s in (17.0, 16.0):
+        them.learn(0, cost_s)
+    assert list(them.too_dear(0, [9.3, 9.4], ["far", "near"])) == ["far"]
+    assert list(them.too_dear(0, [9.4, 9.3], ["far", "near"])) == ["far"]
+
+
+@pytest.mark.parametrize(("forks", "dear"), [(True, {"far": 300.0}), (False, {})])
+def test_nothing_is_too_dear_for_a_job_that_nobody_forks(forks, dear):
+    devices = [Device(name, name, 0, None, None) for name in ("near", "far")]
+    job = Job(0, "job", 1000, batch_size=8)
+    state = RunState([job])
+    state.jobs[0].generation = 2
+    them = meetings()
+    them.learn(0, cost_s=1.0)
+    them.learn_device(0, "near", 0.5)
+    them.learn_device(0, "far", 300.0)
+    suitability, rates = Suitability(devices, state), RateModel([job], devices)
+    held = Occupancy([device.name for device in devices], state)
+    views = Views(Mix("m", (job,)), suitability, state, rates, held, them, lambda: 0.0, forks)
+    assert views.too_dear(state.jobs[0]) == dear
+
+
+def test_a_device_that_was_too_dear_is_tried_again_some_day():
+    them = meetings()
+    them.learn(0, cost_s=1.0)
+    them.learn_device(0, "near", 0.5)
+    them.learn_device(0, "far", 300.0)
+    merges = 0
+    while them.too_dear(0, [10.0, 9.0], ["near", "far"]):
+        them.learn(0, cost_s=1.0)
+        merges += 1
+        assert merges < 1000
+    assert merges > 10
+
+
+def test_what_is_too_dear_is_told_once():
+    them = meetings()
+    assert them.newly_dear(0, {"far": 3.0}) == [("far", 3.0)]
+    assert them.newly_dear(0, {"far": 3.1}) == []
+    assert them.newly_dear(0, {}) == []
+    assert them.newly_dear(0, {"far": 3.0}) == [("far", 3.0)]
+
+
+def test_a_step_longer_than_the_slot_is_waited_for():
+    quick, slow = meetings(every_s=10.0), meetings(every_s=10.0)
+    quick.call(0, 0.0, 100.0, slowest=10.0, copies=2)
+    due = slow.call(0, 0.0, 100.0, slowest=1 / 40, copies=2)
+    assert slow.overdue_at(0, 0.0) == pytest.approx(due + 45.0)
+    assert quick.overdue_at(0, 0.0) == pytest.approx(due + 5.1)
+
+
+def test_whoever_is_asked_to_hand_in_has_the_time_that_its_step_and_hand_ins_take():
+    them = meetings()
+    assert them.hand_in_s(0, "far", rate=10.0) == 120.0  # nothing is known yet
+    them.learn(0, cost_s=1.0)
+    them.learn_device(0, "far", cost_s=40.0)
+    assert them.hand_in_s(0, "near", rate=0.1) == pytest.approx(3 * (5 + 1 + 10))
+    assert them.hand_in_s(0, "far", rate=10.0) == pytest.approx(3 * (5 + 40 + 0.1))
+    them.learn_device(0, "far", cost_s=4000.0)
+    assert them.hand_in_s(0, "far", rate=10.0) == 600.0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hadar_cli.core.merging import (
+from hadar_cli.core.estimates.merging import (
+    LR_SCALES,
     copy_lr_scale,
     effective_steps,
-    is_better,
-    lr_scale,
     n_eff,
     outlying,
     progress_factor,
@@ -16,26 +15,6 @@ from hadar_cli.core.merging import (
     warmth,
 )
 from hadar_cli.core.model import MergeRules
-from hadar_cli.errors import InputError
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "verdict"),
-    [
-        ({"accuracy": 0.9}, {"accuracy": 0.8}, True),
-        ({"accuracy": 0.8}, {"accuracy": 0.8}, False),
-        ({"perplexity": 4.0}, {"perplexity": 5.0}, True),
-        ({"val_loss": 4.0, "accuracy": 0.9}, {"val_loss": 3.0, "accuracy": 0.1}, False),
-        ({"RMSE": 0.1}, {"RMSE": 0.2}, True),
-        ({"loss": 9.0}, {}, True),  # the other one diverged
-        ({}, {"loss": 9.0}, False),
-        ({}, {}, False),
-    ],
-)
-def test_the_better_quality_by_the_first_figure_of_both(
-    one: dict[str, float], other: dict[str, float], verdict: bool
-) -> None:
-    assert is_better(one, other) is verdict
 
 
 def test_unequal_copies_move_less_far_than_their_steps_add_up_to() -> None:
@@ -65,7 +44,7 @@ def test_without_steps_nothing_is_scaled(steps: list[int]) -> None:
 
 @pytest.mark.parametrize(("rule", "scale"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
 def test_lr_scale(rule: str, scale: float) -> None:
-    assert lr_scale(rule, 4.0) == scale
+    assert LR_SCALES[rule](4.0) == scale
 
 
 @pytest.mark.parametrize(("done", "scale"), [(0, 1.0), (25, 2.0), (50, 3.0), (500, 3.0)])
@@ -93,12 +72,6 @@ def test_the_first_step_at_least_is_done_alone() -> None:
     assert solo_steps(MergeRules(solo=0.1), 600, others_idle=True) == 60
     assert solo_steps(MergeRules(solo=0.1), 3000, others_idle=True) == 250
     assert solo_steps(MergeRules(solo=0.1), 240_000, others_idle=True) == 300
-
-
-def test_unknown_lr_scale_names_the_nearest() -> None:
-    with pytest.raises(InputError) as caught:
-        lr_scale("liner", 4.0)
-    assert caught.value.fix == "did you mean 'linear'?"
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """The measures of hand-made journals whose answers can be worked out on paper."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hadar_cli.core import events as e
-from hadar_cli.core.metrics import lower_bound, summarise
+from hadar_cli.core.measures.fairness import finish_time_fairness
+from hadar_cli.core.measures.metrics import lower_bound, summarise
+from hadar_cli.core.measures.summary import RunSummary
+from hadar_cli.core.measures.timeline import Stretches, trace
 from hadar_cli.core.model import Device, Gpu, Job, Mix, PolicyChoice
-from hadar_cli.core.summary import RunSummary
-from hadar_cli.core.timeline import Stretches, trace
 
 A, B = Device("a", "a", 0, Gpu("T4", 65, 16)), Device("b", "b", 0, None)
 
@@ -285,3 +288,40 @@ def test_stretches_that_overlap_are_counted_once():
     assert stretches.between(2.5, 6.5) == 2.0
     assert stretches.between(4.0, 6.0) == 0.0
     assert stretches.between(5.0, 2.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "in_mix", "by_script", "improved"),
+    [
+        ("accuracy", None, None, True),
+        ("score", None, None, None),
+        ("score", False, None, False),
+        ("score", None, True, True),
+        ("accuracy", None, False, False),  # the script knows better than the name
+        ("score", False, True, False),  # and the mix better than the script
+    ],
+)
+def test_whether_a_model_got_better_is_told_only_where_the_direction_is_known(
+    metric, in_mix, by_script, improved
+):
+    mix = mix_of(10)
+    mix = replace(mix, jobs=(replace(mix.jobs[0], higher_is_better=in_mix),))
+    said = {"higher_is_better": by_script}
+    happened = [
+        e.HeadStarted(0.0, 1),
+        started(0.0, "a1", "a", 0, 10),
+        replace(finished(3.0, "a1", 0, 10, train_s=3.0), quality={metric: 0.1}, **said),
+        e.WeightsMerged(4.0, 0, 1, "w", ("a1",)),
+        replace(started(4.0, "q", "a", 0, 0, generation=1), purpose="evaluate", slices=()),
+        replace(finished(5.0, "q", 0, 0, train_s=0.0), quality={metric: 0.9}, slices=(), **said),
+    ]
+    [job] = summarise("r", mix, [A], happened).jobs
+    assert (job.untrained_value, job.value, job.improved) == (0.1, 0.9, improved)
+
+
+def test_finish_time_fairness_counts_jobs_to_a_device():
+    rho = finish_time_fairness([100.0, 300.0, 50.0, 50.0], np.full(4, 50.0), 2)
+    assert rho is not None and rho.tolist() == [1.0, 3.0, 0.5, 0.5]
+    idle = finish_time_fairness([100.0], np.array([50.0]), 4)  # more devices than jobs
+    assert idle is not None and idle.tolist() == [2.0]
+    assert finish_time_fairness([], np.zeros(0), 4) is None

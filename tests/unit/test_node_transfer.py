@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hadar_cli.nodes.transfer import TransferSession
+from hadar_cli.nodes.wire import ProcessStream, Wire
+
 
 class Receiver:
     """The transfer process of one connection."""
 
     def __init__(self) -> None:
-        program = "from hadar_cli.node.transfer import main; main()"
+        program = "from hadar_cli.node.agent.transfer import main; main()"
         words = [sys.executable, "-c", program]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -74,3 +77,50 @@ def test_two_connections_may_bring_the_same_code_to_a_shared_home(tmp_path: Path
             paths.append(one.answer()["path"])
             unpacked = one.ask(do="unpack", archive=paths[-1], workdir=str(tmp_path), code=name)
             assert (Path(unpacked["path"]) / "train.py").read_bytes() == b"print('hello')\n"
+
+
+SLOW = """
+import time
+from hadar_cli.node.agent import transfer
+chunks = transfer._chunks
+
+def slowly(descriptor, count):
+    for chunk in chunks(descriptor, count):
+        time.sleep(1.0 if descriptor else 0.0)
+        yield chunk
+
+transfer._ALIVE_EVERY_S, transfer._chunks = 0.1, slowly
+transfer.main()
+"""
+
+
+def test_patience_is_with_silence_not_with_hashing(tmp_path):
+    content = bytes(3 << 20)  # three pieces: hashed for longer than anybody is patient
+    digest = hashlib.sha256(content).hexdigest()
+    source, part = tmp_path / "source", tmp_path / "there" / f"{digest}.part"
+    source.write_bytes(content)
+    part.parent.mkdir()
+    part.write_bytes(content[:-1])
+    stream = ProcessStream([sys.executable, "-c", SLOW], patience_s=2.0)
+    session = TransferSession(Wire(stream))
+    try:
+        path, was_sent = session.put(source, digest, str(part.parent))
+        assert (Path(path).read_bytes(), was_sent) == (content, True)
+        (tmp_path / "scratch").write_bytes(content[:-1])
+        assert session.get(path, tmp_path / "scratch") == digest
+    finally:
+        session.close()
+
+
+def test_what_an_earlier_try_left_damaged_is_fetched_again(tmp_path):
+    content = bytes(range(256)) * 9000
+    (tmp_path / "made").write_bytes(content)
+    (tmp_path / "scratch").write_bytes(b"\0" * 1_000_000)  # as a loss of power leaves it
+    words = [sys.executable, "-c", "from hadar_cli.node.agent.transfer import main; main()"]
+    session = TransferSession(Wire(ProcessStream(words, patience_s=60.0)))
+    try:
+        digest = session.get(str(tmp_path / "made"), tmp_path / "scratch")
+        assert digest == hashlib.sha256(content).hexdigest()
+        assert (tmp_path / "scratch").read_bytes() == content
+    finally:
+        session.close()

@@ -5,11 +5,11 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import pytest
 
-from hadar_cli.adapters.config import read_mix, read_nodes
-from hadar_cli.core.history import follow
+from hadar_cli.config.inventory import read_nodes
+from hadar_cli.config.mixes import read_mix
+from hadar_cli.core.measures.history import follow
+from hadar_cli.core.measures.timeline import PARTS, split_over_time
 from hadar_cli.core.model import Launch
-from hadar_cli.core.timeline import PARTS, split_over_time
-from hadar_cli.report.compare import compare
 from hadar_cli.report.page import charts
 from hadar_cli.report.page.comparison import of_runs
 from hadar_cli.report.page.figure import Clock, Figure
@@ -18,6 +18,7 @@ from hadar_cli.report.page.learning import learning
 from hadar_cli.report.page.markup import embedded, text
 from hadar_cli.report.page.settings import mix_text, nodes_text
 from hadar_cli.report.record import RunRecord, read_record
+from hadar_cli.report.terminal.runs import compare
 from tests.support.runs import MARKUP, ROOT, m5_world, stored, trained_world, unlucky_world
 
 

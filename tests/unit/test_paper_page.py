@@ -6,15 +6,15 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from bench.paper import motivation
+from bench.paper import motivation, rivals
 from bench.paper.batches import GANGS, batch, own_table
 from bench.paper.charts import Bar, axis, bars, lines
 from bench.paper.forks import idle_devices
 from bench.paper.section import Setting, Text
 from bench.paper.shelf import NotMeasured, Shelf
 from bench.paper.trace_driven import time_below
-from hadar_cli.adapters.simulation import Work
 from hadar_cli.core import events
+from hadar_cli.simulation.play import Work
 
 
 @dataclass(frozen=True)
@@ -95,3 +95,19 @@ def test_a_section_writes_the_papers_figures_beside_ours(tmp_path):
     table = text.parts[1].splitlines()
     assert any("elastic" in row and "5 rounds, CRU 87 %" in row and "100 %" in row for row in table)
     assert any(row.startswith("| Hadar, whole gangs") and "6 rounds" in row for row in table)
+
+
+def test_the_rivals_page_says_what_was_looked_at_and_what_wrong_lengths_cost(tmp_path):
+    found = {
+        name: rivals.Played(110.0 if "±" in name else 100.0, 2.0, 1.01, 1.5, 0.1, 7)
+        for name, _ in rivals._cases(Setting(quick=False))
+    }
+    text = Text()
+    rivals.write(found, text)
+    page = "\n".join(text.parts)
+    assert "| philly 1 | 100.0 / 2.00 | 100.0 / 2.00 | yes |" in page
+    assert "| philly 8 | 100.0 / 2.00 | 100.0 / 2.00 | no |" in page
+    assert "| batch 5, lengths ± 50 % | 110.0 / 2.00 | +10.0 % |" in page
+    shelf = Shelf(tmp_path / "s.json", "abc", lambda: "today")
+    with pytest.raises(NotMeasured, match="--rivals"):
+        rivals.measure(Setting(quick=False), shelf)

@@ -3,8 +3,8 @@
 import pytest
 
 from hadar_cli.core.model import Device, Gpu
-from hadar_cli.core.placement import place
-from hadar_cli.core.site import Site
+from hadar_cli.core.policies.gangs.placement import place
+from hadar_cli.core.policies.gangs.site import Site
 
 SITE = Site.uniform(["fast", "slow"], [8, 6], [4, 4])
 

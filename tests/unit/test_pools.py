@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadar_cli.core.fluid import forked_optimum
+from hadar_cli.core.estimates.fluid import forked_optimum
 from hadar_cli.core.policies.pools import share_out
 
 

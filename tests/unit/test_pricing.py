@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hadar_cli.core.fluid import forked_optimum
-from hadar_cli.core.pricing import fluid_prices, paper_prices
+from hadar_cli.core.estimates.fluid import forked_optimum
+from hadar_cli.core.policies.gangs.pricing import fluid_prices, paper_prices
 from tests.support.queues import chance_queue, queue_of
 
 

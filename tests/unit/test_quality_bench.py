@@ -36,10 +36,10 @@ from bench.quality.plan import (
 )
 from bench.quality.results import Results
 from bench.quality.scheduled import fold, forked_in_mix, merges_in_mix, steps_in_mix
-from hadar_cli.adapters.store import RunFacts
 from hadar_cli.core import events
-from hadar_cli.core.merging import solo_steps
+from hadar_cli.core.estimates.merging import solo_steps
 from hadar_cli.core.model import Job, MergeRules, Mix, Node
+from hadar_cli.runs.store import RunFacts
 from hadar_cli.workloads import weather
 
 
@@ -153,7 +153,7 @@ def test_a_ratio_is_of_mean_losses(tmp_path: Path) -> None:
 
 
 def test_the_page_leaves_open_what_was_not_measured(tmp_path: Path) -> None:
-    text = page(Results(tmp_path / "none.json"))
+    text = page(Results(tmp_path / "none.json"), Results(tmp_path / "none.json"))
     assert "| - | - | - | - |\n| LM | - |" in text and "In all: 0 of 0 runs." in text
     assert "Seeds 11, 12, 13, 14, 15 have not been measured in full." in text
 

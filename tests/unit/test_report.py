@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hadar_cli.app.forecast import Forecast
-from hadar_cli.cli.report import report
-from hadar_cli.core.metrics import summarise
-from hadar_cli.core.timeline import trace
+from hadar_cli.cli.runs.report import report
+from hadar_cli.core.measures.forecast import Forecast
+from hadar_cli.core.measures.metrics import summarise
 from hadar_cli.errors import InputError, StorageError
-from hadar_cli.report import compare, format
-from hadar_cli.report.record import read_record
-from hadar_cli.report.terminal import show
+from hadar_cli.report import format
+from hadar_cli.report.record import RunRecord, read_record
+from hadar_cli.report.terminal import runs as compare
+from hadar_cli.report.terminal.summary import show
+from hadar_cli.runs.store import RunFacts, RunStore
 from tests.support.runs import (
     HOSTILE,
     devices_of,
@@ -35,8 +36,8 @@ def rendered(world: World, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     happened, devices = world.journal.events, devices_of(world)
     summary = summarise("run-1", world.mix, devices, happened)
-    timeline = trace([device.name for device in devices], happened)
-    show(summary, timeline, [job.id for job in world.mix.jobs], console)
+    facts = RunFacts("run-1", world.mix, world.nodes, "", "")
+    show(RunRecord(RunStore(Path("run-1")), facts, happened, summary), console)
     return console.file.getvalue()
 
 
@@ -259,7 +260,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 def test_a_finished_run_is_reported_without_heavy_imports(tmp_path):
     stored(trained_world(), tmp_path)
     code = (
-        "import sys; from pathlib import Path; from hadar_cli.cli.report import report\n"
+        "import sys; from pathlib import Path; from hadar_cli.cli.runs.report import report\n"
         "report(None, Path(sys.argv[1]), True)\n"
         "print(*{'torch', 'highspy', 'numpy', 'safetensors'} & set(sys.modules), file=sys.stderr)"
     )

@@ -15,8 +15,8 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from hadar_cli.adapters import safetensors_file
-from hadar_cli.adapters.safetensors_file import (
+from hadar_cli.weights import safetensors_file
+from hadar_cli.weights.safetensors_file import (
     DTYPES,
     Checkpoint,
     CheckpointError,

@@ -8,26 +8,30 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hadar_cli.adapters.fitting import fit
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.simulation import (
-    ModelledSpeeds,
-    PolicyResult,
-    Scenario,
-    TableSpeeds,
-    Work,
-    lower_bound_s,
-    parse_cluster,
-    require_known_gpus,
-    simulate,
-)
-from hadar_cli.adapters.traces import SPREAD, Throughputs
-from hadar_cli.app.ports import CopyOrder
-from hadar_cli.cli.simulate import split_policies
+from hadar_cli.cli.policy_options import split_policies
 from hadar_cli.core.events import CopyFinished, CopyLost
 from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
+from hadar_cli.engine.ports import CopyOrder
 from hadar_cli.errors import InputError
-from hadar_cli.report.comparison import show, spread_over
+from hadar_cli.report.terminal.policies import show, spread_over
+from hadar_cli.simulation.executor import Costs
+from hadar_cli.simulation.fitting import fit
+from hadar_cli.simulation.play import (
+    PolicyResult,
+    Scenario,
+    Work,
+    lower_bound_s,
+    simulate,
+    wrong_lengths,
+)
+from hadar_cli.simulation.speeds import (
+    ModelledSpeeds,
+    Speeds,
+    TableSpeeds,
+    parse_cluster,
+    require_known_gpus,
+)
+from hadar_cli.simulation.traces import SPREAD, Throughputs
 from tests.support.worlds import make_mix, make_nodes, make_world
 
 TABLE = Throughputs(
@@ -122,6 +126,29 @@ def test_time_without_jobs_counts_for_cru_but_not_for_gru() -> None:
     assert result.mean_jct_s == pytest.approx(100)
 
 
+def test_fairness_is_the_time_taken_over_that_with_an_equal_share() -> None:
+    """Two jobs of 100 s on one device: alone, each takes 100 s; in an equal share 200 s."""
+    result = result_of(scenario(job(0, 1000), job(1, 1000)), "yarn-cs")
+    assert result.worst_rho == pytest.approx(220 / 200)  # the second ends after two starts
+    assert result.beyond_fair == 0.5
+
+
+@pytest.mark.parametrize("policy", ["gavel", "gavel-makespan"])
+def test_gavel_pays_for_spread_gangs_only_if_it_is_told_to(policy: str) -> None:
+    one, is_packed = scenario(job(0, 100)), []
+
+    def speeds(consolidated: bool) -> Speeds:
+        is_packed.append(consolidated)
+        return one.speeds(consolidated)
+
+    for fields in ({}, {"pays_spread": True}):
+        simulate(
+            replace(one, speeds=speeds), PolicyChoice(policy, fields), policy, lambda done: None
+        )
+        assert is_packed[0] == (not fields)  # later questions are for the bound
+        is_packed.clear()
+
+
 def test_bounds_know_what_may_be_forked() -> None:
     one = scenario(job(0, 1200), cluster="v100:1,k80:1")
     assert lower_bound_s(one, forks=True) == pytest.approx(100)
@@ -135,6 +162,24 @@ def test_a_gang_wider_than_every_kind_is_mixed_rather_than_never_run():
     result = result_of(one, "gavel")
     assert result.unfinished == 0
     assert result.ttd_s is not None
+
+
+@pytest.mark.parametrize("policy", ["hadar", "gavel-makespan", "tiresias"])
+@pytest.mark.parametrize("noise", [0.5, None])
+def test_every_step_is_done_whatever_lengths_are_told(policy: str, noise: float | None) -> None:
+    jobs = [job(n, steps=300 + 700 * n, arrives_s=40.0 * n) for n in range(6)]
+    one = scenario(*jobs, cluster="v100:1,k80:2")
+    told = {} if noise is None else wrong_lengths(jobs, noise)
+    result = result_of(replace(one, told=told), policy)
+    assert result.unfinished == 0 and result.problem is None
+    assert len(result.finished_s) == 6 and result.ttd_s >= result.lower_bound_s
+
+
+def test_wrong_lengths_lie_within_the_noise_and_are_the_same_each_time() -> None:
+    jobs = [job(n, steps=1000) for n in range(200)]
+    told = wrong_lengths(jobs, 0.5, seed=3)
+    assert told == wrong_lengths(jobs, 0.5, seed=3) != wrong_lengths(jobs, 0.5, seed=4)
+    assert 500 <= min(told.values()) < 600 < 1400 < max(told.values()) <= 1500
 
 
 def test_moving_a_job_is_a_restart() -> None:
@@ -176,7 +221,10 @@ def test_costs_and_speeds_are_fitted_from_a_journal() -> None:
 
 
 def test_policies_are_told_apart_from_their_fields() -> None:
-    assert split_policies("hadar:theta=1,wide=2, gavel") == ["hadar:theta=1,wide=2", "gavel"]
+    assert split_policies("hadar:reserve=1,objective=jct, gavel") == [
+        "hadar:reserve=1,objective=jct",
+        "gavel",
+    ]
     assert split_policies("a,b:x=1,c:y=2") == ["a", "b:x=1", "c:y=2"]
 
 

@@ -1,5 +1,7 @@
 """The fold over events counts only what was committed, and refuses what cannot be true."""
 
+from copy import deepcopy
+
 import pytest
 
 from hadar_cli.core import events
@@ -38,7 +40,7 @@ def test_refused_steps_go_back_to_the_pool(state):
     state.apply(finished("b", ((50, 100),)))
     state.apply(events.WeightsMerged(3.0, 0, 1, "hash", ("a",), (("b", "NaN"),)))
     assert state.jobs[0].free.ranges == ((50, 100),)
-    assert state.jobs[0].failures == 1
+    assert state.jobs[0].failures == {"t4": 1}
 
 
 def test_a_job_is_finished_when_its_last_step_is_committed(state):
@@ -68,7 +70,7 @@ def test_a_head_that_leaves_in_order_leaves_nothing_under_way(state):
 def test_a_node_s_failure_is_not_held_against_the_job(state):
     state.apply(started("a", ((0, 60),)))
     state.apply(events.CopyLost(2.0, "a", "its node is gone", node_fault=True))
-    assert (state.jobs[0].failures, len(state.jobs[0].free)) == (0, 100)
+    assert (state.jobs[0].failures, len(state.jobs[0].free)) == ({}, 100)
 
 
 def test_a_device_that_returns_is_no_longer_lost(state):
@@ -111,10 +113,41 @@ def test_quality_of_generation_zero_is_the_untrained_models(state):
             ],
             "no generation 2",
         ),
+        (
+            [
+                *(started("a", ((0, 9),)), finished("a", ((0, 9),))),
+                events.WeightsMerged(3.0, 0, 1, "hash", ("a", "b")),
+            ],
+            "b",
+        ),
+        (
+            [
+                *(started("a", ((0, 9),)), finished("a", ((0, 9),))),
+                events.WeightsMerged(3.0, 0, 1, "hash", ("a",), (("a", "NaN"),)),
+            ],
+            "take and refuse it",
+        ),
+        (
+            [
+                *(started("a", ((0, 9),)), finished("a", ((0, 9),))),
+                events.WeightsMerged(3.0, 0, 1, "hash", ("a", "a")),
+            ],
+            "twice",
+        ),
+        ([started("a", ((0, 9),)), events.CopyLost(2.0, "b", "who?")], "b"),
+        ([started("a", ((0, 9),)), events.JobCutShort(2.0, 0, "time")], "at work"),
+        ([events.JobCutShort(2.0, 7, "time")], "7"),
+        ([events.RunFinished(2.0, float("inf"))], "no finite lower_bound_s"),
+        ([events.RunFinished(float("nan"))], "no finite t"),
+        ([started("a", ((0, 9),), job=7)], "7"),
     ],
 )
-def test_impossible_events_are_refused(state, sequence, complaint):
+def test_impossible_events_are_refused_and_change_nothing(state, sequence, complaint):
     for event in sequence[:-1]:
         state.apply(event)
-    with pytest.raises(ValueError, match=complaint):
+    state.validate()
+    before = deepcopy(vars(state))
+    with pytest.raises((ValueError, LookupError), match=complaint):
         state.apply(sequence[-1])
+    assert vars(state) == before
+    state.validate()

@@ -6,14 +6,14 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from hadar_cli.adapters.store import FileJournal, RunFacts, RunStore
 from hadar_cli.cli.main import app
-from hadar_cli.cli.status import read_status
-from hadar_cli.cli.watch import Spectator
+from hadar_cli.cli.runs.status import read_status
 from hadar_cli.core import events
 from hadar_cli.core.model import Job, Mix, Node
 from hadar_cli.errors import InputError, StorageError
-from hadar_cli.report.scene import Scene
+from hadar_cli.report.live.scene import Scene
+from hadar_cli.report.live.spectator import Spectator
+from hadar_cli.runs.store import FileJournal, RunFacts, RunStore
 
 JOBS = (Job(0, "weather", 100, 8), Job(1, "language", 200, 8))
 NODES = (Node("fast", "local"), Node("slow", "local"), Node("far", "local"))

@@ -1,21 +1,27 @@
 """The journal and the checkpoints keep what they were given, or say so."""
 
+import fcntl
 import hashlib
 import os
+import threading
+import zlib
+from unittest.mock import patch
 
 import pytest
 
-from hadar_cli.adapters.store import (
+from hadar_cli.core import events
+from hadar_cli.core.reasons import Absence, Loss, Unfit
+from hadar_cli.errors import InputError, RunLockedError, StorageError
+from hadar_cli.runs.store import (
     FileJournal,
     RunFacts,
     RunStore,
     find_run,
+    is_driven,
     is_taken,
     mend_journal,
     read_journal,
 )
-from hadar_cli.core import events
-from hadar_cli.errors import InputError, RunLockedError, StorageError
 from tests.support.worlds import make_mix, make_nodes
 
 SAMPLE: list[events.Event] = [
@@ -25,9 +31,19 @@ SAMPLE: list[events.Event] = [
     events.CopyFinished(
         9.0, "a", 30, ((0, 30),), 2.0, 6.5, 0.1, "deadline", "ab" * 32, 0.7, {"accuracy": 0.1}
     ),
-    events.CopyLost(9.5, "b", "ümlaut\nand line", "log"),
-    events.WeightsMerged(9.9, 0, 1, "cd" * 32, ("a",), (("b", "NaN"),), 0.01, 123),
-    events.DeviceLost(10.0, "t4", "gone"),
+    events.CopyLost(9.5, "b", "ümlaut\nand line", "log", reason=Loss.DEADLINE),
+    events.WeightsMerged(
+        9.9,
+        0,
+        1,
+        "cd" * 32,
+        ("a",),
+        (("b", "NaN"),),
+        0.01,
+        123,
+        refused_for={"b": Unfit.NOT_FINITE},
+    ),
+    events.DeviceLost(10.0, "t4", "gone", Absence.GONE),
     events.RunStopped(11.0, "interrupted"),
     events.RunFinished(12.0),
 ]
@@ -50,6 +66,22 @@ def test_every_event_survives_the_journal(store):
     for event in SAMPLE:
         journal.append(event)
     assert read_journal(store.journal_path) == SAMPLE
+
+
+def test_a_journal_from_before_reasons_were_recorded_still_loads(store):
+    lines = [
+        b'["CopyLost",{"t":1.0,"attempt":"a","why":"released","log":"","node_fault":true}]',
+        b'["DeviceLost",{"t":2.0,"device":"t4","why":"gone"}]',
+        b'["WeightsMerged",{"t":3.0,"job":0,"generation":1,"weights":"w","accepted":["a"],'
+        b'"refused":[["b","NaN"]],"seconds":0.1,"bytes":9}]',
+    ]
+    written = b"".join(b"%08x %b\n" % (zlib.crc32(line), line) for line in lines)
+    store.journal_path.write_bytes(written)
+    assert read_journal(store.journal_path) == [
+        events.CopyLost(1.0, "a", "released", node_fault=True, reason=Loss.UNKNOWN),
+        events.DeviceLost(2.0, "t4", "gone", Absence.UNKNOWN),
+        events.WeightsMerged(3.0, 0, 1, "w", ("a",), (("b", "NaN"),), 0.1, 9),
+    ]
 
 
 def test_a_journal_cut_at_any_byte_keeps_its_whole_lines(store):
@@ -113,7 +145,12 @@ def test_garbage_is_collected_and_the_rest_kept(store, tmp_path):
         source = tmp_path / name
         source.write_text(name)
         paths.append(store.take_in(source))
-    store.collect_garbage([paths[0]])
+    arriving = store.arriving_path("node", "/their/file")
+    arriving.write_bytes(b"half of it")
+    store.collect_garbage([paths[0]], arriving=True)
+    assert arriving.exists(), "a fetch goes on from it"
+    store.collect_garbage([paths[0]], arriving=False)
+    assert not arriving.exists()
     assert store.object_path(paths[0]).exists()
     assert not store.object_path(paths[1]).exists()
 
@@ -123,6 +160,40 @@ def test_a_second_head_is_refused(store):
         pass
     with store.locked():
         assert True
+
+
+def test_a_reader_beside_a_head_that_starts_does_not_keep_it_out(store):
+    """`hadar report` looks whether somebody drives the run; so does one of an older version."""
+    with store.locked():
+        pass
+    looks, may_leave = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with (store.directory / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            looks.set()
+            may_leave.wait(0.3)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    assert looks.wait(10)
+    with store.locked():
+        assert store.holder() == os.getpid()
+    reader.join()
+
+
+def test_who_looks_whether_a_run_is_driven_holds_no_lock(store):
+    assert not is_driven(store)
+    with store.locked():
+        assert is_driven(store)
+    assert not is_driven(store)
+    with patch("fcntl.flock", side_effect=AssertionError("a reader locks")):
+        assert not is_driven(store)
+
+
+def test_a_run_whose_head_was_killed_is_not_driven(store):
+    (store.directory / "lock").write_text("[1, 1]")
+    assert not is_driven(store)
 
 
 def test_runs_are_private(store):

@@ -1,22 +1,22 @@
 """How long a copy may take before its supervisor ends it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from hadar_cli.node.supervisor import _limits
+from hadar_cli.node.agent.supervisor import _limits
+from hadar_cli.node.contract import AttemptFiles, Order, Progress
 
 
 @pytest.fixture
 def limits(tmp_path):
     def of(number: int):
-        variables = {
-            "HADAR_SECONDS_LEFT": "10",
-            "HADAR_ISSUED_AT": "100",
-            "HADAR_RESULT": str(tmp_path / "result.json"),
-            "HADAR_PROGRESS": str(tmp_path / "progress.json"),
-        }
-        (tmp_path / f"{number}.json").write_text(json.dumps(variables))
+        files = AttemptFiles(tmp_path)
+        order = Order(
+            1, ((0, 1),), 10.0, result=files.result, progress=files.progress, issued_at=100.0
+        )
+        (tmp_path / f"{number}.json").write_text(json.dumps(order.variables()))
         return _limits(tmp_path / f"{number}.json")
 
     return of
@@ -43,3 +43,59 @@ def test_a_copy_that_trains_is_past_starting_and_has_its_time_from_then(limits, 
 def test_what_was_handed_in_or_collected_is_never_late(limits, tmp_path):
     (tmp_path / "result.json").touch()
     assert not limits(2).are_passed(1000.0)
+
+
+def say(path: Path, phase: str, longest_s: float = 0.0, steps: int = 0) -> None:
+    Progress(steps, 1.0, None, phase, longest_s).write(path / "progress.json")
+
+
+def test_an_evaluation_longer_than_the_slot_is_let_finish_but_not_for_ever(limits, tmp_path):
+    later = limits(2)
+    say(tmp_path, "evaluate")
+    assert not later.are_passed(116.0)  # seen out of time for the first time
+    assert not later.are_passed(715.0)
+    assert later.are_passed(717.0)
+
+
+def test_a_step_may_take_thrice_the_longest_one_and_ten_seconds(limits, tmp_path):
+    later = limits(2)
+    say(tmp_path, "train", 16.0)
+    assert not later.are_passed(116.0)
+    assert not later.are_passed(116.0 + 57.9)
+    assert later.are_passed(116.0 + 58.1)
+
+
+def test_whoever_goes_on_with_steps_out_of_time_wins_no_more_of_it(limits, tmp_path):
+    later = limits(2)
+    say(tmp_path, "train", 1.0, steps=1)
+    assert not later.are_passed(116.0)
+    say(tmp_path, "train", 1.0, steps=9)
+    assert not later.are_passed(128.9)
+    assert later.are_passed(129.1)
+
+
+def test_each_phase_has_its_own_time_once(limits, tmp_path):
+    later = limits(2)
+    for phase in ("train", "save", "train"):
+        say(tmp_path, phase, 1.0)
+        later.are_passed(116.0 if phase == "train" else 128.0)
+    assert later.are_passed(129.1)  # the second time that it trains is no second time
+    say(tmp_path, "save", 1.0)
+    assert not later.are_passed(140.9)
+    assert later.are_passed(141.1)
+
+
+@pytest.mark.parametrize("told", ["[]", '{"phase": ["save"]}', '{"phase": "sleep"}', "{"])
+def test_a_phase_that_nobody_knows_is_none(limits, tmp_path, told):
+    (tmp_path / "progress.json").write_text(told)
+    assert limits(2).are_passed(115.1)
+
+
+def test_an_order_sent_ahead_waits_for_the_one_before_it_to_be_saved(limits, tmp_path):
+    say(tmp_path, "save", 1.0)
+    ahead = _limits(tmp_path / "2.json", limits(2))
+    ahead.result, ahead.progress = tmp_path / "r3.json", tmp_path / "p3.json"
+    assert not ahead.are_passed(116.0)
+    assert ahead.are_passed(129.1)
+    (tmp_path / "result.json").touch()  # what goes on is this order now, and says nothing
+    assert ahead.are_passed(116.5)

@@ -13,11 +13,13 @@ import pytest
 import safetensors
 import torch
 
-from hadar_cli.adapters import blending
-from hadar_cli.adapters.safetensors_file import Checkpoint
-from hadar_cli.adapters.tensors import Contribution, Merged
 from hadar_cli.core.model import OuterStep
+from hadar_cli.core.reasons import Unfit
 from hadar_cli.errors import StorageError
+from hadar_cli.weights import blending
+from hadar_cli.weights.admission import Objection
+from hadar_cli.weights.merging import Contribution, Merged
+from hadar_cli.weights.safetensors_file import Checkpoint
 from tests.support.checkpoints import FLOATS, Folder, W, noise, with_state
 
 
@@ -298,7 +300,9 @@ def test_one_copy_is_handed_on_byte_for_byte(folder: Folder) -> None:
         path.stat().st_size,
         True,
         (1,),
-        ((2, "it did no steps"),),
+        ((2, Objection(Unfit.NO_STEPS, "it did no steps")),),
+        bytes_in=2 * path.stat().st_size,
+        has_optimizer=False,
     )
 
 
@@ -337,7 +341,7 @@ def test_none_accepted(folder: Folder, steps: int) -> None:
 
 
 def test_nothing_handed_in(folder: Folder) -> None:
-    assert folder.merge() == Merged("", 0, False, (), ())
+    assert folder.merge() == Merged("", 0, False, (), (), 0, False)
 
 
 def test_tensors_are_aligned_for_whoever_maps_the_file(folder: Folder) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hadar_cli.core.formula import estimate_steps_per_s, pmi
+from hadar_cli.core.estimates.formula import estimate_steps_per_s, pmi
+from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.gpu_table import CPU, KNOWN_GPUS, find_gpu, nearest_gpu
 from hadar_cli.core.model import DATASET_SIZES, MODEL_SIZES, Device, Gpu, Job, Launch
-from hadar_cli.core.throughput import RateModel
 from hadar_cli.workloads import lookup
 
 # Steps per second from Gavel's published throughput table: V100, P100, K80.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hadar_cli.core.policies.tiresias import Tiresias
+from hadar_cli.core.policies.baselines.tiresias import Tiresias
 from tests.support.queues import queue_of
 
 

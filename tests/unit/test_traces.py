@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hadar_cli.adapters.traces import read_throughputs, read_trace, why_not
 from hadar_cli.errors import InputError
+from hadar_cli.simulation.traces import read_throughputs, read_trace, why_not
 
 NEW = (
     "ResNet-18 (batch size 64)\tpython3 main.py\tcifar10\t--num_steps\t1"
@@ -46,6 +46,14 @@ def test_both_layouts_of_gavel(tmp_path):
     assert (first.id, first.target_steps, first.gpus, first.arrives_s) == (0, 100, 2, 0.0)
     assert (second.workload, second.target_steps, second.gpus) == ("CycleGAN", 70, 1)
     assert second.arrives_s == 6.5
+
+
+def test_shockwaves_layout(tmp_path):
+    fields = ("LM (batch size 10)", "python3 main.py", "lm", "--steps", 1, 1345, 2, "gns", 1)
+    line = "\t".join(map(str, (*fields, "-1.000000", 1418, 55)))
+    (job,) = read_trace(written(tmp_path, line + "\n")).jobs
+    assert (job.workload, job.target_steps, job.gpus) == ("LM (batch size 10)", 1345, 2)
+    assert job.arrives_s == 55.0
 
 
 def test_a_plain_csv_may_bring_its_own_rates(tmp_path):

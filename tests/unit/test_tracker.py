@@ -1,13 +1,14 @@
 """The tracker forks, checks and commits; lies and latecomers change nothing."""
 
+from dataclasses import replace
+
 import pytest
 
-from hadar_cli.app.ports import CopyResult, HandedIn
-from hadar_cli.app.tracker import copy_id
 from hadar_cli.core import events
-from hadar_cli.core.model import PAPER_MERGE, MergeRules
-from hadar_cli.core.policies.registry import Stint
-from hadar_cli.core.state import RunState
+from hadar_cli.core.model import PAPER_MERGE
+from hadar_cli.core.policies.port import Stint
+from hadar_cli.engine.ports import CopyResult, HandedIn
+from hadar_cli.engine.tracker import copy_id
 from tests.support.worlds import make_mix, make_world
 
 
@@ -75,6 +76,18 @@ def test_everything_is_journalled_before_it_is_applied(world):
     assert not world.state.started
 
 
+def test_an_event_that_the_state_refuses_never_reaches_the_journal(world):
+    order = world.tracker.hand_out(Stint(0, "t4", 10), 5.0, [10])
+    before = list(world.journal.events)
+    twice = replace(before[-1], slices=((10, 20),))
+    assert twice.attempt == order.attempt
+    with pytest.raises(ValueError, match="started twice"):
+        world.tracker.record(twice)
+    assert world.journal.events == before
+    again = make_world(world.mix, past=world.journal.events)  # as `hadar resume` reads it
+    assert list(again.state.jobs[0].active) == [order.attempt]
+
+
 def test_learning_rate_is_scaled_by_effective_copies_after_warm_up():
     world = make_world(make_mix([1000]))
     tracker, job = world.tracker, world.state.jobs[0]
@@ -88,52 +101,22 @@ def test_learning_rate_is_scaled_by_effective_copies_after_warm_up():
     assert uneven.lr_scale == pytest.approx(120**2 / (80**2 + 30**2 + 10**2))
 
 
-def train_to_the_end(keep: str, evaluates: bool = True):
-    """A job of 100 steps whose last merge is of 60 and 30; t4 is the leader."""
-    world = make_world(make_mix([100], merge=MergeRules(keep=keep)))
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_only_a_job_that_evaluates_waits_for_its_quality_at_the_end(evaluates):
+    world = make_world(make_mix([100]))
     tracker, job = world.tracker, world.state.jobs[0]
-    first = tracker.hand_out(Stint(0, "t4", 10), 5.0, [10])
+    first = tracker.hand_out(Stint(0, "t4", 100), 5.0, [100])
     untrained = {"accuracy": 0.1} if evaluates else None
-    done = CopyResult(10, ((0, 10),), 0.1, 1.0, 0.1, "steps", quality=untrained)
+    done = CopyResult(100, ((0, 100),), 0.1, 1.0, 0.1, "steps", quality=untrained)
     tracker.handed_in(HandedIn(first.attempt, done, "first"))
     tracker.commit(job)
-    for device, steps, weights in (("a2000", 30, "follower"), ("t4", 60, "leader")):
-        order = tracker.hand_out(Stint(0, device, steps), 5.0, [60, 30])
-        tracker.handed_in(HandedIn(order.attempt, result(steps, order.steps.ranges), weights))
-    tracker.commit(job)
-    return world, job
-
-
-def measure(world, job, accuracy: float, purpose: str) -> str | None:
-    """An errand's answer; the weights that were measured."""
-    order = world.tracker.hand_out_errand(job, "t4", 9.0, purpose)
-    assert order.evaluate
-    answer = CopyResult(0, (), 0.1, 0.0, 0.0, "steps", quality={"accuracy": accuracy})
-    world.tracker.handed_in(HandedIn(order.attempt, answer, None))
-    return order.weights
-
-
-@pytest.mark.parametrize(("leader", "kept", "quality"), [(0.9, "leader", 0.9), (0.7, None, 0.8)])
-def test_the_better_of_the_last_merge_and_its_leader_is_kept(leader, kept, quality):
-    world, job = train_to_the_end("better")
-    merged = job.weights
-    assert world.state.unmeasured
-    assert measure(world, job, 0.8, "evaluate") == merged
-    assert world.state.unmeasured  # the leader has still to be looked at
-    assert measure(world, job, leader, "compare") == "leader"
-    assert not world.state.unmeasured
-    assert (job.weights, job.quality) == (kept or merged, {"accuracy": quality})
-    again = RunState(world.mix.jobs)
-    for event in world.journal.events:
-        again.apply(event)
-    assert again.jobs[0].weights == job.weights
-
-
-@pytest.mark.parametrize(("keep", "evaluates"), [("merged", True), ("better", False)])
-def test_without_a_rule_or_an_evaluation_the_merge_stands(keep, evaluates):
-    world, job = train_to_the_end(keep, evaluates)
-    assert job.rival is None
     assert bool(world.state.unmeasured) is evaluates
+    order = tracker.hand_out_errand(job, "t4", 9.0, "evaluate")
+    assert (order.evaluate, order.weights) == (True, job.weights)
+    answer = CopyResult(0, (), 0.1, 0.0, 0.0, "steps", quality={"accuracy": 0.8})
+    tracker.handed_in(HandedIn(order.attempt, answer, None))
+    assert not world.state.unmeasured
+    assert job.quality == {"accuracy": 0.8}
 
 
 def test_the_papers_merge_leaves_the_learning_rate_alone():

@@ -2,7 +2,10 @@
 
 import json
 import os
+import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,9 +15,9 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hadar_cli import training
-from hadar_cli.node import checkpoint
-from hadar_cli.node.order import parse_slices, take
-from hadar_cli.node.pacing import Pace
+from hadar_cli.node.slices import parse_slices, take
+from hadar_cli.node.training.checkpoints import checkpoint
+from hadar_cli.node.training.pacing import Pace
 
 torch.set_num_threads(1)
 
@@ -139,6 +142,18 @@ def test_the_result_tells_what_was_done(order):
     assert result["metrics"]["loss"] > 0
 
 
+def test_losses_in_half_precision_are_summed_in_full(order):
+    placed = order(STEPS=1, SLICES="0:1")
+    script = Script()
+    with training(script.model, script.optimizer) as t:
+        for x, _ in t.loader(script.data, batch_size=4):
+            script.model(x).mean().backward()
+            script.optimizer.step()
+            for _ in range(2000):
+                t.log(torch.tensor(2.3, dtype=torch.bfloat16))
+    assert result_of(placed)["metrics"]["loss"] == pytest.approx(2.3, abs=0.01)
+
+
 def test_evaluation_is_of_the_weights_it_was_given(order):
     placed = order(EVALUATE=1)
     script = Script()
@@ -146,7 +161,15 @@ def test_evaluation_is_of_the_weights_it_was_given(order):
     script.options["evaluate"] = lambda: {"weight": script.model.weight.item()}
     script.run()
     assert result_of(placed)["evaluation"] == {"weight": before}
+    assert result_of(placed)["higher_is_better"] is None
     assert script.model.weight.item() != before
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_script_says_which_way_its_figure_goes(order, higher):
+    placed = order(EVALUATE=1)
+    Script(evaluate=lambda: {"score": 0.5}, higher_is_better=higher).run()
+    assert result_of(placed)["higher_is_better"] is higher
 
 
 def test_a_copy_goes_on_from_a_checkpoint_as_if_never_stopped(order):
@@ -461,23 +484,37 @@ def test_a_schedule_that_ends_holds_its_last_rate(order):
 # -- updates ----------------------------------------------------------------------------------
 
 
-def test_accumulated_batches_are_one_update_and_none_is_left_out(order):
+def test_a_step_is_an_update_of_accumulated_batches_within_an_epoch(order):
     updates = []
-    order(1, STEPS=5, SLICES="0:5")
-    script = Script(accumulate=2)
+    placed = order(1, STEPS=5, SLICES="0:5")
+    script = Script(accumulate=2)  # five mini-batches an epoch: two, two and one
     script.optimizer.register_step_post_hook(lambda *_: updates.append(len(script.batches)))
     script.run()
-    assert updates == [2, 4, 5]  # the last one when the order ends: its step counts
-    assert script.scheduler.last_epoch == 2
+    assert updates == [2, 4, 5, 7, 9]
+    assert script.scheduler.last_epoch == 5
+    assert (result_of(placed)["steps"], result_of(placed)["samples"]) == (5, 36)
 
 
-def test_a_schedule_of_accumulated_updates_follows_the_updates(order):
-    first = order(1, STEPS=4, SLICES="0:4")
-    Script(accumulate=2).run()
-    order(2, STEPS=2, SLICES="50:52", CKPT_IN=first["HADAR_CKPT_OUT"], GLOBAL_STEP=50)
-    script = Script(accumulate=2)
-    script.run()
-    assert script.scheduler.last_epoch == 26
+def test_accumulated_gradients_are_the_mean_of_the_step(order):
+    weights = []
+    for number, (batch, accumulate) in enumerate([(8, 1), (4, 2)]):
+        order(number, STEPS=3, SLICES="0:3", TOTAL_STEPS=3)
+        script = Script(samples=20)
+        script.optimizer = torch.optim.SGD(script.model.parameters(), 0.1)
+        with training(script.model, script.optimizer, accumulate=accumulate) as t:
+            for x, _ in t.loader(script.data, batch, shuffle=False):
+                t.step(script.model(x / 20).square().mean())
+        weights.append(script.model.weight.item())
+    assert weights[0] == pytest.approx(weights[1], rel=1e-6)
+
+
+def test_copies_of_a_job_that_accumulates_begin_in_the_middle_of_an_epoch(order):
+    order(1, STEPS=3, SLICES="0:3")
+    whole, late = Script(accumulate=2), Script(accumulate=2)
+    whole.run()
+    order(2, STEPS=2, SLICES="1:3")
+    late.run()
+    assert late.batches == whole.batches[2:]
 
 
 class Overflowing(torch.nn.Module):
@@ -516,6 +553,29 @@ def test_a_grad_scaler_skips_what_overflows_and_is_restored(order):
     assert scaler.get_scale() == 512.0
 
 
+def test_a_scaler_that_is_off_here_may_be_on_elsewhere(order):
+    def script(enabled: bool) -> Script:
+        return Script(scaler=torch.amp.GradScaler("cpu", init_scale=8.0, enabled=enabled))
+
+    first = order(1, STEPS=1, SLICES="0:1")
+    script(False).run()
+    second = order(2, STEPS=1, SLICES="1:2", CKPT_IN=first["HADAR_CKPT_OUT"], GLOBAL_STEP=1)
+    on = script(True)
+    on.run()
+    assert on.options["scaler"].get_scale() == 8.0
+    order(3, STEPS=1, SLICES="2:3", CKPT_IN=second["HADAR_CKPT_OUT"], GLOBAL_STEP=2)
+    script(False).run()
+
+
+def test_the_accelerator_is_done_before_the_training_time_is_read(order, monkeypatch):
+    placed = order(STEPS=1, SLICES="0:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: time.sleep(0.3))
+    Script().run()
+    assert result_of(placed)["seconds"]["train"] >= 0.3
+
+
 def test_the_scale_of_the_rate_is_around_the_scripts_own_updates_too(order):
     moves = []
     for scale in (1.0, 2.5):
@@ -530,14 +590,137 @@ def test_the_scale_of_the_rate_is_around_the_scripts_own_updates_too(order):
     assert moves[1] == pytest.approx(2.5 * moves[0], rel=1e-5)
 
 
-def test_leaving_the_loop_early_hands_in_what_was_done(order):
-    placed = order(STEPS=10, SLICES="0:10")
+# -- stopping early ---------------------------------------------------------------------------
+
+
+def stopped_after(order: dict[str, str]) -> int:
+    result = result_of(order)
+    assert (result["stopped"], result["waiting"]) == ("script", False)
+    return result["steps"]
+
+
+@pytest.mark.parametrize("how", ["break", "stop"])
+def test_a_script_ends_its_job_with_what_it_has(order, tmp_path, how):
+    placed = order(STEPS=10, SLICES="0:10", NEXT=tmp_path / "next")
     script = Script()
     with training(script.model, script.optimizer) as t:
         for x, _ in t.loader(script.data, batch_size=4):
             t.step(script.model(x).mean())
+            if how == "break":
+                break
+            t.stop()
+    assert stopped_after(placed) == 1
+
+
+@pytest.mark.parametrize("how", ["break", "stop"])
+def test_early_stopping_between_epochs(order, tmp_path, how):
+    placed = order(STEPS=15, SLICES="0:15", NEXT=tmp_path / "next")
+    script, seen = Plain(), []
+    t = training(script.model, script.optimizer)
+    for epoch in t.epochs(3):
+        for x, _ in t.loader(script.loader):
+            script.optimizer.zero_grad()
+            script.model(x / 20).square().mean().backward()
+            script.optimizer.step()
+        seen.append(epoch)
+        if how == "break" and epoch == 1:
             break
-    assert (result_of(placed)["steps"], result_of(placed)["stopped"]) == (1, "end")
+        if epoch == 1:
+            t.stop()
+    t.finish()  # as the end of the process does
+    assert seen == [0, 1]
+    assert stopped_after(placed) == 10
+
+
+def test_a_process_that_ends_after_a_break_hands_in_but_not_one_that_failed(order):
+    program = """
+import sys, torch
+from hadar_cli import training
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+t = training(model, optimizer)
+for epoch in t.epochs(3):
+    for x in t.loader(torch.ones(8, 1), batch_size=4):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        {then}
+    break
+"""
+    broken = order(1, STEPS=10, SLICES="0:10")
+    subprocess.run([sys.executable, "-c", program.format(then="break")], check=True)
+    assert stopped_after(broken) == 1
+    failed = order(2, STEPS=10, SLICES="0:10")
+    ended = subprocess.run(
+        [sys.executable, "-c", program.format(then="1 / 0")], capture_output=True, text=True
+    )
+    assert "ZeroDivisionError" in ended.stderr
+    assert not os.path.exists(failed["HADAR_RESULT"])
+
+
+def test_the_rest_of_an_epoch_cannot_be_left_out(order):
+    order(STEPS=15, SLICES="0:15")
+    script = Script()
+    t = training(script.model, script.optimizer)
+    with pytest.raises(RuntimeError, match="left 2 steps into an epoch of 5"):
+        for _ in t.epochs(3):
+            for i, (x, _) in enumerate(t.loader(script.data, batch_size=4)):
+                t.step(script.model(x).mean())
+                if i == 1:
+                    break
+
+
+def test_by_hand_a_break_goes_on_to_the_next_epoch_and_stop_ends_all():
+    script = Script()
+    t = training(script.model, script.optimizer)
+    for epoch in t.epochs(4):
+        for i, (x, index) in enumerate(t.loader(script.data, 4, shuffle=False)):
+            t.step(script.model(x).mean())
+            script.batches.append(index.tolist())
+            if i == 1:
+                break
+        if epoch == 2:
+            t.stop()
+    assert script.batches == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
+
+
+def test_a_script_that_means_another_length_than_its_mix_is_told(order, capsys):
+    order(STEPS=5, SLICES="0:5", TOTAL_STEPS=30)
+    Plain().run()
+    told = "the mix has 30 steps for this job, the script's own words 15"
+    assert capsys.readouterr().out.count(told) == 1
+
+
+# -- random numbers ---------------------------------------------------------------------------
+
+
+def test_alone_random_numbers_go_on_from_order_to_order_and_process_to_process(order):
+    def draws(steps: int) -> list[list[float]]:
+        drawn = []
+        script = Script(evaluate=lambda: {"noise": torch.rand(()).item()})
+        torch.manual_seed(3)
+        script.on_step = lambda: drawn.append([torch.rand(()).item(), random.random()])
+        random.seed(4)
+        script.run()
+        assert len(drawn) == steps
+        return drawn
+
+    order(1, STEPS=6, SLICES="0:6", EVALUATE=1)
+    whole = draws(6)
+    first = order(2, STEPS=2, SLICES="0:2", EVALUATE=1)
+    parts = draws(2)
+    order(3, STEPS=4, SLICES="2:6", CKPT_IN=first["HADAR_CKPT_OUT"], GLOBAL_STEP=2, EVALUATE=1)
+    assert parts + draws(4) == whole
+
+
+def test_copies_at_the_same_time_draw_each_their_own(order):
+    seen = []
+    for seed in (1, 2):
+        order(seed, STEPS=1, SLICES="0:1", NUM_COPIES=2, SEED=seed)
+        script = Script()
+        script.on_step = lambda: seen.append(torch.rand(()).item())
+        script.run()
+    assert seen[0] != seen[1]
 
 
 # -- what a checkpoint holds ------------------------------------------------------------------

@@ -6,12 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hadar_cli.adapters import trial_words as words
-from hadar_cli.adapters.trial_stage import Ended
-from hadar_cli.adapters.trial_weights import alter, describe, distances, has_optimizer_state
-from hadar_cli.app.ports import CopyOrder, CopyResult, Failed, HandedIn
 from hadar_cli.core.model import Job
+from hadar_cli.core.reasons import Loss, Unfit
 from hadar_cli.core.steps import StepSet
+from hadar_cli.engine.ports import CopyOrder, CopyResult, Failed, HandedIn
+from hadar_cli.trial import words
+from hadar_cli.trial.stage import Ended
+from hadar_cli.trial.weights import alter, describe, distances, has_optimizer_state
 
 ORDER = CopyOrder("a", Job(0, "j", 10, 1), "one", StepSet.of([(0, 8)]), 60, None, 1, 1, 2, 0, 1, 1)
 
@@ -21,18 +22,18 @@ def handed_in(steps: int, stopped: str = "steps") -> Ended:
     return Ended(ORDER, handed_in=HandedIn("a", result, "digest"))
 
 
-def lost(why: str, log: str = "") -> Ended:
-    return Ended(ORDER, lost=Failed("a", why, log))
+def lost(reason: Loss, why: str = "", log: str = "") -> Ended:
+    return Ended(ORDER, lost=Failed("a", reason, why or reason.text, log))
 
 
 @pytest.mark.parametrize(
     ("end", "told"),
     [
         (Ended(ORDER), "neither did its steps nor stopped"),
-        (lost("it exited with code 0"), "without leaving a result"),
-        (lost("it exited with code 1", "Traceback\n\nValueError: no"), "crashed"),
-        (lost("released"), "SIGTERM ends it"),
-        (lost("its result cannot be taken: steps"), "cannot be taken"),
+        (lost(Loss.NO_RESULT), "without leaving a result"),
+        (lost(Loss.EXITED, "it exited with code 1", "Traceback\n\nValueError: no"), "crashed"),
+        (lost(Loss.TERMINATED), "SIGTERM ends it"),
+        (lost(Loss.BAD_RESULT, "its result cannot be taken: steps"), "cannot be taken"),
         (handed_in(0), "without having done a step"),
         (handed_in(3, "deadline"), "3 of 8 steps"),
     ],
@@ -49,22 +50,23 @@ def test_a_whole_order_is_no_fault():
 
 
 def test_the_end_of_the_log_is_in_the_fix():
-    fault = words.explain_end(lost("it exited with code 1", "one\n\nValueError: no"), None, 8)
+    fault = words.explain_end(lost(Loss.EXITED, log="one\n\nValueError: no"), None, 8)
     assert fault
     assert fault.fix.splitlines()[1:] == ["one", "ValueError: no"]
 
 
 @pytest.mark.parametrize(
-    ("why", "told"),
+    ("reason", "why", "told"),
     [
-        ("NaN or Inf in 'w'", "not finite"),
-        ("unreadable: too short", "no safetensors file"),
-        ("it lacks 'w'", "do not match"),
-        ("'w' has shape [3], not [4]", "do not match"),
+        (Unfit.NOT_FINITE, "NaN or Inf in 'w'", "not finite"),
+        (Unfit.UNREADABLE, "unreadable: too short", "no safetensors file"),
+        (Unfit.UNLIKE, "it lacks 'w'", "do not match"),
+        (Unfit.UNLIKE, "'w' has shape [3], not [4]", "do not match"),
+        (Unfit.OUTLYING, "its update is far longer than the others'", "far longer"),
     ],
 )
-def test_every_refusal_of_the_merge_has_its_words(why, told):
-    fault = words.explain_refusal(why)
+def test_every_refusal_of_the_merge_has_its_words(reason, why, told):
+    fault = words.explain_refusal(reason, why)
     assert told in fault.what
     assert why in fault.what
 

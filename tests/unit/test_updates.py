@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hadar_cli.node.updates import Updates
+from hadar_cli.node.training.updates import Updates
 
 
 def test_adam_forgets_as_much_faster_as_its_rate_is_scaled() -> None:
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 0.99))
-    updates = Updates([model], [optimizer], None, 1)
+    updates = Updates([model], [optimizer], None)
     updates.begin(lr_scale=2.0)
     updates.add(3.0 * model.weight.sum(), clip_norm=None, update=True)
     state = optimizer.state[model.weight]
@@ -26,7 +26,7 @@ def test_adam_forgets_as_much_faster_as_its_rate_is_scaled() -> None:
 def test_momentum_that_is_no_moving_average_is_left_alone() -> None:
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    updates = Updates([model], [optimizer], None, 1)
+    updates = Updates([model], [optimizer], None)
     updates.begin(lr_scale=2.0)
     before = model.weight.item()
     for _ in range(2):

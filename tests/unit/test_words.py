@@ -9,7 +9,7 @@ import pytest
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
 from hadar_cli.report.format import brief, clock, count, fit, listed
-from hadar_cli.report.sparkline import Trail, heat, sparkline
+from hadar_cli.report.live.sparkline import Trail, heat, sparkline
 from hadar_cli.report.words import Chronicle, describe, is_news
 from tests.support.worlds import make_mix, make_world
 
@@ -84,26 +84,6 @@ def test_quality_is_told_against_the_untrained_model() -> None:
         words.append(describe(event, state))
     assert words[1] == "job-0 untrained: mse 2.00"
     assert words[-1] == "job-0 trained: mse 0.500 (untrained: mse 2.00)"
-
-
-@pytest.mark.parametrize(
-    ("leader", "verdict"),
-    [(0.4, "so it is kept"), (0.6, "so the merged weights are kept")],
-)
-def test_what_was_kept_is_told_with_the_reason(leader: float, verdict: str) -> None:
-    quality = {"mse": leader}
-    assert told(
-        events.CopyStarted(7.0, "c", 0, 2, "d", 1, 1, ((80, 100),)),
-        events.CopyFinished(8.0, "c", 20, ((80, 100),), 0, 1, 0, "steps", "w"),
-        events.WeightsMerged(9.0, 0, 2, "n", ("c",), rival="w"),
-        events.CopyStarted(9.0, "q", 0, 2, "d", 1, 2, (), purpose="evaluate"),
-        events.CopyFinished(9.5, "q", 0, (), 0, 0, 0, "steps", quality={"mse": 0.5}),
-        events.CopyStarted(9.5, "l", 0, 2, "d", 1, 2, (), purpose="compare"),
-        events.CopyFinished(9.9, "l", 0, (), 0, 0, 0, "steps", quality=quality),
-    )[5:] == [
-        "d measures the leader of job-0",
-        f"job-0: the last merge's leader had mse {leader:.3f}, {verdict}",
-    ]
 
 
 def test_failures_name_their_cause_and_what_becomes_of_the_steps() -> None:
@@ -228,3 +208,20 @@ def test_a_trail_stays_short_and_keeps_its_shape() -> None:
     assert 64 <= len(trail.points) < 128
     assert trail.points == sorted(trail.points)
     assert trail.points[0] < 200 and trail.points[-1] > 9_500
+
+
+def test_a_run_that_stops_tells_what_was_not_handed_in():
+    state = RunState(make_mix([100]).jobs)
+    whole, cut = events.RunStopped(7.0, "interrupted"), {"b": 12, "a": 0}
+    assert describe(whole, state) == "stopped (interrupted): 0 of 100 steps are kept"
+    assert describe(events.RunStopped(7.0, "interrupted", cut), state) == (
+        "stopped (interrupted): 0 of 100 steps are kept; a and b did not hand in: 12 steps and "
+        "more, which hadar resume does again"
+    )
+
+
+def test_a_slot_shorter_than_a_step_is_told_with_a_number_to_use():
+    short = events.SlotTooShort(7.0, 0, "step", 16.2, 10.0)
+    assert describe(short, RunState(make_mix([100]).jobs)) == (
+        "job-0: a step takes 16 s, longer than slot_s = 10: use slot_s: 160"
+    )

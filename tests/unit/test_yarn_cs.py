@@ -1,6 +1,6 @@
 """YARN's capacity scheduler: first come, first served, to the end."""
 
-from hadar_cli.core.policies.yarn_cs import YarnCs
+from hadar_cli.core.policies.baselines.yarn_cs import YarnCs
 from tests.support.queues import queue_of
 
 

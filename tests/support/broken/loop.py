@@ -54,6 +54,10 @@ def train(*faults):
         if len(steps) > 100:
             time.sleep(0.005)
     hand_in(faults, weight, momentum, losses, rates)
+    if "fails at the end" in faults:
+        sys.exit("no room for the plots")
+    if "never ends" in faults and not variable("CKPT_OUT"):
+        time.sleep(1000)
 
 
 def hand_in(faults, weight, momentum, losses, rates):
@@ -63,13 +67,15 @@ def hand_in(faults, weight, momentum, losses, rates):
         weight = weight + [0.0] * (int(variable("COPY")) % 2)
     if "pickles" in faults:
         Path(variable("CKPT_OUT")).write_bytes(pickle.dumps(weight))
-    elif "no checkpoint" not in faults:
+    elif "no checkpoint" not in faults and (variable("CKPT_OUT") or "always saves" in faults):
         save({"weight": weight, MOMENTUM: momentum}, variable("CKPT_OUT"))
     result = {
         "steps": len(losses) + 5 * ("overclaims" in faults),
         "metrics": {"loss": sum(losses) / len(losses)} if losses else {},
         "lr": [rates[0], rates[-1]] if rates else None,
     }
+    if variable("EVALUATE"):
+        result["evaluation"] = {"error": abs(weight[0] - TRUTH[0])}
     if "overclaims" in faults:
         result["slices"] = [[0, result["steps"]]]
     if "no result" not in faults:

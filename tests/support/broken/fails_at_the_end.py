@@ -1,0 +1,3 @@
+from loop import train
+
+train("fails at the end")

@@ -1,0 +1,3 @@
+from loop import train
+
+train("never ends")

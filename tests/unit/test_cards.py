@@ -1,0 +1,88 @@
+"""A worker's card: what it is shown, and the lock that keeps everyone else off it."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from hadar_cli.node.gpus.cards import CardLock, threads, visible
+
+
+@pytest.mark.parametrize(
+    ("index", "uuid", "inherited", "shown"),
+    [
+        (1, None, {}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1"}),
+        (0, "MIG-1", {}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "MIG-1"}),
+        (1, None, {"CUDA_VISIBLE_DEVICES": "5, 7"}, {"CUDA_VISIBLE_DEVICES": "7"}),
+        (0, None, {"CUDA_VISIBLE_DEVICES": "GPU-a"}, {"CUDA_VISIBLE_DEVICES": "GPU-a"}),
+        (0, None, {"HIP_VISIBLE_DEVICES": "3"}, {"HIP_VISIBLE_DEVICES": "3"}),
+    ],
+)
+def test_what_the_node_shows_is_chosen_from_and_never_widened(index, uuid, inherited, shown):
+    assert visible(index, uuid, inherited) == shown
+
+
+def test_a_card_beyond_what_the_node_shows_is_refused():
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES=5 shows no GPU number 1"):
+        visible(1, None, {"CUDA_VISIBLE_DEVICES": "5"})
+
+
+def test_workers_share_the_cores():
+    cores = len(os.sched_getaffinity(0))
+    assert threads(1) == str(cores)
+    assert threads(cores) == "1"
+    assert threads(10 * cores) == "1"
+
+
+def test_a_card_has_one_holder_and_the_others_read_who(tmp_path):
+    one, other = CardLock("GPU-a", tmp_path), CardLock("GPU-a", tmp_path)
+    assert one.take({"run": "first"})
+    assert not other.take({"run": "second"})
+    assert other.note()["run"] == "first"
+    assert CardLock("GPU-b", tmp_path).take({})
+    one.give_back()
+    assert other.take({"run": "second"})
+    assert one.note()["run"] == "second"
+
+
+def test_every_user_of_the_machine_may_lock_it_whatever_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        assert CardLock("GPU-a", tmp_path).take({})
+    finally:
+        os.umask(before)
+    [path] = tmp_path.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+
+
+def test_a_lock_that_was_given_back_between_is_not_taken_for_the_new_one(tmp_path):
+    holder, late = CardLock("GPU-a", tmp_path), CardLock("GPU-a", tmp_path)
+    assert holder.take({})
+    descriptor = late._open()  # the old file, which is about to go
+    holder.give_back()
+    assert CardLock("GPU-a", tmp_path).take({})
+    late._open = lambda: descriptor  # type: ignore[method-assign]
+    assert not late.take({})
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path):
+    (tmp_path / "hadar-GPU-a.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        CardLock("GPU-a", tmp_path).take({})
+    assert not (tmp_path / "victim").exists()
+
+
+def test_the_lock_lasts_until_the_last_process_of_the_worker_is_gone(tmp_path):
+    holder = CardLock("GPU-a", tmp_path)
+    assert holder.take({})
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:  # the worker, which inherits it
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(holder._descriptor)  # its supervisor is killed
+    assert not CardLock("GPU-a", tmp_path).take({})
+    os.write(writer, b".")
+    os.waitpid(pid, 0)
+    assert CardLock("GPU-a", tmp_path).take({})

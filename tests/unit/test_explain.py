@@ -1,0 +1,69 @@
+"""``hadar explain``: the reasons are those of the journal, in words."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from hadar_cli.cli.main import app
+from hadar_cli.core import events as e
+from hadar_cli.core.reasons import Absence, Loss
+from hadar_cli.runs.requests import Inbox, PauseJobs
+from hadar_cli.runs.store import RunFacts, RunStore
+from tests.support.runs import FileJournal
+from tests.support.worlds import make_mix, make_nodes
+
+STORY = (
+    e.HeadStarted(0.0, 1),
+    e.CopyStarted(0.0, "x", 0, 1, "a", 1, 0, ((0, 5),)),
+    e.CopyLost(3.0, "x", "it exited with code 1: no such file", reason=Loss.EXITED),
+    e.PairAvoided(3.0, 0, "a", "it failed there 4 times in a row"),
+    e.CopyStarted(4.0, "y", 1, 2, "b", 1, 0, ((0, 5),)),
+    e.DeviceLost(5.0, "c", "no route to host", Absence.GONE),
+    e.JobsPaused(6.0, (2,), "1"),
+    e.PriorityChanged(6.0, (1,), 4, "2"),
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    nodes = make_nodes({"a": 1.0, "b": 0.5, "c": 0.2})
+    store = RunStore.create(tmp_path, RunFacts("r", make_mix([100, 50, 30]), nodes, "", "0"))
+    journal = FileJournal(store.journal_path)
+    for event in STORY:
+        journal.append(event)
+    journal.close()
+    return store
+
+
+def explained(store, *arguments):
+    folder = str(store.directory.parent)
+    result = CliRunner().invoke(app, ["explain", "r", *arguments, "--runs-dir", folder, "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    return {one["name"]: " ".join(one["why"]) for one in (*told["jobs"], *told["devices"])}, told
+
+
+def test_jobs_and_devices_are_explained(run):
+    why, told = explained(run)
+    assert "nobody drives the run" in why["job-0"]
+    assert "not given to a: it failed there 4 times" in why["job-0"]
+    assert "a copy on a was lost" in why["job-0"] and "no such file" in why["job-0"]
+    assert "trains on b" in why["job-1"] and "priority 4" in why["job-1"]
+    assert "hadar continue r job-2" in why["job-2"]
+    assert why["c"] == "not used: no route to host"
+    assert why["b"] == "trains job-1" and why["a"].startswith("idle")
+    assert any("job-1" in line for line in told["next_round"])
+    assert not any("job-2" in line or line.startswith("c") for line in told["next_round"])
+
+
+def test_one_job_alone(run):
+    why, told = explained(run, "job-2")
+    assert list(why) == ["job-2"] and not told["devices"] and not told["next_round"]
+
+
+def test_a_stopped_run_tells_of_requests_that_wait(run):
+    Inbox(run).put(PauseJobs(("job-1",)))
+    folder = str(run.directory.parent)
+    result = CliRunner().invoke(app, ["status", "r", "--runs-dir", folder])
+    assert "it takes up 1 request" in result.output

@@ -1,0 +1,80 @@
+"""Merges that take long: nothing else waits for them, and nothing is counted twice or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hadar_cli.core import events
+from hadar_cli.engine.ports import Merged, Report
+from tests.support.worlds import World, make_mix, make_world
+
+MERGE_S = 25.0
+
+
+def slow(world: World, job: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges of that job take MERGE_S on the run's clock."""
+    executor, waiting = world.executor, list[tuple[float, Merged]]()
+    wait = executor.wait
+
+    def aside(work: Callable[[], Merged]) -> Merged | None:
+        merged = work()
+        if merged.job != job:
+            return merged
+        waiting.append((executor.now() + MERGE_S, merged))
+        return None
+
+    def wait_for(until: float) -> list[Report]:
+        if waiting and waiting[0][0] <= executor.now():
+            return [waiting.pop(0)[1]]
+        return wait(min([until, *(at for at, _ in waiting)]))
+
+    monkeypatch.setattr(executor, "aside", aside)
+    monkeypatch.setattr(executor, "wait", wait_for)
+
+
+def train(world: World) -> list[events.Event]:
+    world.loop.run()
+    for job in world.state.jobs.values():
+        assert len(job.done) == job.job.target_steps
+    return world.journal.events
+
+
+def test_other_jobs_start_and_merge_while_one_is_being_merged(monkeypatch):
+    world = make_world(make_mix([400, 4000]))
+    slow(world, 0, monkeypatch)
+    journal = train(world)
+    first = next(e.t for e in journal if isinstance(e, events.WeightsMerged) and e.job == 0)
+    meanwhile = [e for e in journal if first - MERGE_S < e.t < first]
+    others = {e.device for e in meanwhile if isinstance(e, events.CopyStarted) and e.slices}
+    assert len(others) > 1, "the other job stood still, or was alone on its device"
+    assert any(isinstance(e, events.WeightsMerged) for e in meanwhile)
+
+
+def test_no_copy_starts_from_weights_that_are_about_to_be_replaced(monkeypatch):
+    world = make_world(make_mix([3000]))
+    slow(world, 0, monkeypatch)
+    journal = train(world)
+    lost = [e for e in journal if isinstance(e, events.CopyLost)]
+    assert not lost
+    assert sum(isinstance(e, events.WeightsMerged) for e in journal) > 1
+
+
+def test_a_run_that_is_interrupted_in_a_merge_keeps_what_is_merged(monkeypatch):
+    world = make_world(make_mix([4000]))
+    slow(world, 0, monkeypatch)
+
+    def interrupt() -> None:
+        if world.loop._held.merging:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(world.loop._observer, "tick", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        world.loop.run()
+    job = world.state.jobs[0]
+    waiting = sum(copy.steps for copy in job.handed_in.values())
+    assert waiting and not job.done
+    monkeypatch.setattr(world.loop._observer, "tick", lambda: None)
+    world.loop.wind_up("interrupted")
+    assert len(job.done) >= waiting

@@ -1,0 +1,71 @@
+"""Which way many devices are used: alone, sharing steps, or as copies that are merged."""
+
+from dataclasses import replace
+
+import pytest
+
+from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.model import Gpu, Job, Launch, Node
+from hadar_cli.core.policies.hadare import HadarE
+from hadar_cli.core.policies.port import ClusterView, JobView
+
+T4 = Gpu("T4", 65.0, 16.0)
+TWO_NODES = (Node("a", "a", gpus=(T4, T4)), Node("b", "b", gpus=(T4, T4)))
+HERE = tuple(Node(name, "local", gpus=(T4,)) for name in ("x", "y", "z"))
+JOB = Job(0, "job", 1000, 32, shares="proportional", launch=Launch(workload="weather"))
+
+
+def plan(nodes: tuple[Node, ...], view: JobView, step_s: float = 0.5) -> list[tuple[str, ...]]:
+    devices = tuple(device for node in nodes for device in node.devices)
+    rates = RateModel([view.job], devices)
+    for device in devices:
+        rates.observe(view.job.id, device.name, 100, 100 * step_s)
+    names = tuple(device.name for device in devices)
+    seen = ClusterView(0.0, 60.0, 60.0, names, lambda: [view], rates, cluster=devices)
+    return sorted(stint.devices for stint in HadarE().plan(seen))
+
+
+def job(**fields) -> JobView:
+    return replace(JobView(JOB, 1000, 1000, may_share=True), **fields)
+
+
+def test_a_copy_is_a_node_whose_devices_share_steps():
+    assert plan(TWO_NODES, job()) == [("a:0", "a:1"), ("b:0", "b:1")]
+
+
+def test_in_the_solo_phase_all_that_reach_each_other_share_steps():
+    assert plan(TWO_NODES, job(solo_steps=250)) == [("a:0", "a:1")]
+    networked = tuple(replace(node, network="lab") for node in TWO_NODES)
+    assert plan(networked, job(solo_steps=250)) == [("a:0", "a:1", "b:0", "b:1")]
+    assert plan(HERE, job(solo_steps=250)) == [("x", "y", "z")]
+
+
+def test_after_it_nodes_of_one_machine_are_merged():
+    assert plan(HERE, job()) == [("x",), ("y",), ("z",)]
+
+
+@pytest.mark.parametrize("view", [job(solo_steps=250), job()], ids=["solo", "forked"])
+def test_short_steps_are_not_shared_unless_asked_for(view):
+    assert all(len(devices) == 1 for devices in plan(TWO_NODES, view, step_s=0.02))
+    asked = replace(view, job=replace(JOB, mode="share"))
+    assert all(len(devices) == 2 for devices in plan(TWO_NODES, asked, step_s=0.02))
+
+
+def test_who_cannot_share_does_not():
+    assert plan(TWO_NODES, job(may_share=False, solo_steps=250)) in ([("a:0",)], [("a:1",)])
+
+
+def test_a_gang_that_proved_slow_is_given_up():
+    devices = tuple(device for node in HERE for device in node.devices)
+    rates = RateModel([JOB], devices)
+    for device in devices:
+        rates.observe(0, device.name, 100, 50.0)
+    promised = rates.gang(0, ("x", "y", "z"))
+    for _ in range(3):
+        rates.observe_gang(0, ("x", "y", "z"), 100, 100 / (0.2 * promised))
+    assert rates.gang(0, ("x", "y", "z")) < rates.rate(0, "x")
+    names = tuple(device.name for device in devices)
+    seen = ClusterView(
+        0.0, 60.0, 60.0, names, lambda: [job(solo_steps=250)], rates, cluster=devices
+    )
+    assert [len(stint.devices) for stint in HadarE().plan(seen)] == [1]

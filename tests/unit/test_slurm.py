@@ -1,0 +1,228 @@
+"""Requests to Slurm as they are read and written, its queue as it is told, a keeper by itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hadar_cli.config.inventory import nodes_of
+from hadar_cli.config.strict_toml import parse_toml
+from hadar_cli.core.model import Node
+from hadar_cli.core.slurm import SlurmRequest, seconds_of
+from hadar_cli.errors import InputError
+from hadar_cli.node.agent.bootstrap import COMMAND
+from hadar_cli.slurm import keeper, relay
+from hadar_cli.slurm.queue import _read
+from hadar_cli.slurm.request import command_line, quote, renew_after_s, sbatch
+
+
+def nodes(text: str) -> tuple[Node, ...]:
+    return nodes_of(parse_toml(text, "nodes.toml"))
+
+
+def test_a_block_is_as_many_nodes_as_it_says():
+    block = """
+[defaults]
+python = "~/venv/bin/python"
+[[slurm]]
+name = "big"
+count = 2
+time = "1-12"
+gres = "gpu:a100:2,lscratch:100"
+[[slurm]]
+name = "small"
+time = "4:00:00"
+host = "login.example.org"
+gres = "gpu:rtx_3090"
+renew = false
+"""
+    one, two, small = nodes(block)
+    assert [node.name for node in (one, two, small)] == ["big-1", "big-2", "small"]
+    assert [[gpu.model for gpu in node.gpus] for node in (one, small)] == [
+        ["A100", "A100"],
+        ["RTX 3090"],
+    ]
+    assert (one.host, small.host, one.python) == ("local", "login.example.org", "~/venv/bin/python")
+    assert one.slurm == SlurmRequest("1-12", gres="gpu:a100:2,lscratch:100")
+    assert small.slurm and not small.slurm.renew
+    assert not one.is_local and one.is_allotted
+
+
+def test_a_node_s_own_table_says_the_same():
+    text = '[[node]]\nname = "a"\nhost = "local"\nslurm = { time = "30", gres = "gpu:t4:1" }\n'
+    [node] = nodes(text)
+    assert node.slurm == SlurmRequest("30", gres="gpu:t4:1")
+    assert [gpu.model for gpu in node.gpus] == ["T4"]
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "fix"),
+    [
+        ('time = "soon"', "slurm.time", "4:00:00"),
+        ("time = 30", "slurm.time", '"30"'),
+        ('gres = "gpu:2"', "slurm.gres", "gpus ="),
+        ('gres = "gpu:quux:2"', "slurm.gres", "gpus ="),
+        ('partition = "a b"', "slurm.partition", "one word"),
+        ('partition = "it\'s"', "slurm.partition", "without quotes"),
+        ('options = ["--wrap=rm"]', "slurm.options[0]", "Leave it out"),
+        ('options = ["--mem 3"]', "slurm.options[0]", "--exclusive"),
+        ('partitoin = "gpu"', "slurm.partitoin", "partition"),
+        ("count = 0", "slurm.count", "from 1"),
+        ('gres = "gpu:t4:2"\ngpus = [{ model = "T4" }]', "slurm.gres", "agree"),
+    ],
+)
+def test_a_bad_request_is_refused_with_its_place_and_fix(line, field, fix):
+    time_ = "" if line.startswith("time") else 'time = "30"\n'
+    with pytest.raises(InputError) as caught:
+        nodes(f'[slurm]\nname = "a"\n{time_}{line}\n')
+    assert caught.value.field == field
+    assert fix in (caught.value.fix or "") and caught.value.line
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("30", 1800), ("30:05", 1805), ("2:00:00", 7200), ("1-12", 129_600), ("1-0:0:1", 86_401)],
+)
+def test_times_are_read_as_slurm_writes_them(written, seconds):
+    assert seconds_of(written) == seconds
+
+
+def test_what_is_no_time_has_no_end():
+    assert [seconds_of(word) for word in ("UNLIMITED", "NOT_SET", "INVALID", "")] == [None] * 4
+
+
+def test_words_for_the_login_node_s_shell_are_quoted_or_refused():
+    request = SlurmRequest("30", bin="/opt/slurm/bin/", conf="/etc/slurm/a.conf")
+    line = command_line(request, ["squeue", "--format=%i|%T", "--constraint=a&b"])
+    assert line == (
+        "env SLURM_CONF=/etc/slurm/a.conf /opt/slurm/bin/squeue '--format=%i|%T' '--constraint=a&b'"
+    )
+    for word in ("it's", "a\\b", "a\nb", "wow!"):
+        with pytest.raises(InputError):
+            quote(word)
+
+
+def test_every_shell_hands_the_request_on_as_it_is(tmp_path):
+    setup = 'module load cuda; echo "it\'s $HOME"'
+    node = Node("a", "local", slurm=SlurmRequest("30", constraint="[a|b]", setup=setup))
+    words = sbatch(node, "r", "~/.hadar/runs/r/a", 60.0)
+    line = command_line(SlurmRequest("30"), words)
+    show = tmp_path / "sbatch"
+    show.write_text(f"#!{sys.executable}\nimport sys, json; print(json.dumps(sys.argv[1:]))\n")
+    show.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    for shell in ("sh", "bash", "dash", "fish", "tcsh"):
+        try:
+            told = subprocess.run([shell, "-c", line], env=env, capture_output=True, check=True)
+        except FileNotFoundError:
+            continue  # scripts/check installs them all
+        assert json.loads(told.stdout) == words[1:], shell
+    assert "--begin=now+60" in words and "--signal=B:USR1@120" in words
+
+
+def test_a_workdir_that_shells_read_differently_is_refused():
+    node = Node("a", "local", slurm=SlurmRequest("30"))
+    with pytest.raises(InputError, match="workdir"):
+        sbatch(node, "r", "/my files/r")
+
+
+def test_the_next_allocation_may_start_before_the_old_one_ends():
+    assert renew_after_s(4 * 3600.0) == 4 * 3600.0 - 600.0
+    assert renew_after_s(60.0) == 45.0
+
+
+def test_the_queue_is_read_below_whatever_a_login_says():
+    table = (
+        "Welcome | to | the | cluster | of | us | all\n"
+        "JOBID|STATE|TIME_LEFT|NODELIST|START_TIME|REASON|NAME\n"
+        "7|RUNNING|1-02:03:04|n1|2026-01-01T00:00:00|None|hadar:r:a\n"
+        "8|PENDING|10:00||N/A|BeginTime|hadar:r:a|b\n"
+    )
+    running, waiting = _read(table)
+    assert running.is_running and running.left_s == 93_784
+    assert waiting.is_deferred and waiting.name == "hadar:r:a|b"
+    assert waiting.in_words() == "job 8 waits in Slurm's queue: BeginTime"
+
+
+# -- a keeper, without any Slurm --------------------------------------------------------------
+
+
+def start_keeper(notice: Path, job: str, idle_s: float) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-I", str(keeper.__file__), str(notice), str(idle_s)]
+    env = {**os.environ, "SLURM_JOB_ID": job}
+    return subprocess.Popen(words, env=env, start_new_session=True)
+
+
+def start_relay(job: str) -> subprocess.Popen[bytes]:
+    code = COMMAND.partition("'")[2].rstrip("'")
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", code],
+        env={**os.environ, "SLURM_JOB_ID": job},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin and process.stdout
+    process.stdin.write(json.dumps(Path(relay.__file__).read_text()).encode() + b"\n")
+    process.stdin.flush()
+    assert [process.stdout.readline(), process.stdout.readline()] == [
+        b"\n",
+        b'@hadar {"kept": true}\n',
+    ]
+    return process
+
+
+ECHOES = (
+    "import os, sys\nprint(os.getppid(), flush=True)\nprint(os.read(0, 9).decode(), flush=True)"
+)
+
+
+def test_a_keeper_starts_what_relays_ask_for_and_outlives_them(tmp_path):
+    job = f"test{os.getpid()}"
+    kept = start_keeper(tmp_path / "notice", job, 5.0)
+    first, second = start_relay(job), start_relay(job)
+    for stream in (first, second):
+        assert stream.stdin and stream.stdout
+        stream.stdin.write(json.dumps(ECHOES).encode() + b"\n")
+        stream.stdin.flush()
+        assert int(stream.stdout.readline()) == kept.pid, "it is no child of the relay"
+    first.kill()
+    assert second.stdin and second.stdout
+    second.stdin.write(b"still")
+    second.stdin.flush()
+    assert second.stdout.readline() == b"still\n"
+    assert second.wait(30) == 0
+    assert kept.poll() is None
+    assert kept.wait(60) == 0  # nobody came back
+    assert not (tmp_path / "notice").exists()
+
+
+@pytest.mark.parametrize("asked", ["batch", "step"])
+def test_a_keeper_leaves_word_and_waits_for_its_streams(tmp_path, asked):
+    """Slurm signals the batch step before a time limit, and other steps when it preempts."""
+    job = f"test-{asked}{os.getpid()}"
+    notice = tmp_path / "notice"
+    kept = start_keeper(notice, job, 600.0)
+    stream = start_relay(job)
+    assert stream.stdin and stream.stdout
+    stream.stdin.write(json.dumps(ECHOES).encode() + b"\n")
+    stream.stdin.flush()
+    stream.stdout.readline()
+    if asked == "batch":
+        kept.send_signal(signal.SIGUSR1)
+    else:
+        stream.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 30.0
+    while not (notice.exists() and notice.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert ("time limit" if asked == "batch" else "takes its allocation") in notice.read_text()
+    assert kept.poll() is None and stream.poll() is None
+    stream.stdin.write(b"goodbye")
+    stream.stdin.flush()
+    assert stream.stdout.readline() == b"goodbye\n"
+    assert kept.wait(30) == 0  # at once: its allocation ends
