@@ -27,9 +27,14 @@ BENCHES = (
     "decisions",
     "simulation",
     "merge",
+    "adapter",
     "transfer",
+    "machines",
+    "data",
     "round_overhead",
     "head_load",
+    "gang",
+    "engines",
 )
 
 

@@ -19,9 +19,9 @@ from dataclasses import replace
 import numpy as np
 
 from bench.frame import Row, beside
-from hadar_cli.core.policies.gavel import Gavel, GavelMakespan
-from hadar_cli.core.policies.hadar import Hadar
-from hadar_cli.core.queue import Queue
+from hadar_cli.core.policies.baselines.gavel import Gavel, GavelMakespan
+from hadar_cli.core.policies.gangs.hadar import Hadar
+from hadar_cli.core.policies.gangs.queue import Queue
 
 SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 10_000)
 LARGEST_LP = 4096  # beyond this the programs take minutes and tell nothing new
@@ -66,7 +66,7 @@ def measure(jobs: int, repeat: int) -> list[float]:
     later = replace(queue, now_s=360.0, remaining=0.99 * queue.remaining, running=first.allocations)
     row = [
         best_of(repeat, lambda: Hadar().allocate(queue)),
-        best_of(repeat, lambda: Hadar(rethink=0.0).allocate(later, first.memory)),
+        best_of(repeat, lambda: Hadar().allocate(later, first.memory)),
     ]
     if jobs <= LARGEST_LP:
         row.append(best_of(1 if jobs > 1000 else repeat, lambda: Gavel().allocate(queue)))

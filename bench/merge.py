@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.frame import Row, beside
-from hadar_cli.adapters.blending import BLOCK, CHUNK
-from hadar_cli.adapters.safetensors_file import DTYPES, Array, Checkpoint, Tensor, narrow, widen
-from hadar_cli.adapters.safetensors_file import write as write_file
-from hadar_cli.adapters.tensors import Contribution, merge
 from hadar_cli.core.model import MergeRules
+from hadar_cli.weights.blending import BLOCK, CHUNK
+from hadar_cli.weights.merging import Contribution, merge
+from hadar_cli.weights.safetensors_file import DTYPES, Array, Checkpoint, Tensor, narrow, widen
+from hadar_cli.weights.safetensors_file import write as write_file
 
 TENSORS = 20
 Times = tuple[float, float]

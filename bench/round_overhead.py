@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.frame import Row, beside
-from hadar_cli.adapters.store import read_journal
 from hadar_cli.core import events
+from hadar_cli.runs.store import read_journal
 from tests.support.lab import Lab, running
 
 SCRIPT = """

@@ -19,18 +19,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
 from bench.frame import Row, beside, line
-from hadar_cli.adapters.config import read_nodes
-from hadar_cli.adapters.openssh import BulkProcess
-from hadar_cli.adapters.ssh import become, command_of
-from hadar_cli.adapters.ssh_config import endpoint_of
-from hadar_cli.adapters.ssh_transport import SshTransport
-from hadar_cli.adapters.transfer import TransferSession
+from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core.model import Node
+from hadar_cli.nodes.remote import RemoteAccess
+from hadar_cli.nodes.transfer import TransferSession
+from hadar_cli.ssh.transport import SshTransport
 from tests.support.lab import Lab, running
 
 NODES = 5
@@ -38,18 +36,10 @@ NODES = 5
 
 @contextmanager
 def session(node: Node, way: str) -> Iterator[TransferSession]:
-    transport = SshTransport.logged_in(endpoint_of(node))
-    process = None
-    try:
-        if way == "process":
-            process = BulkProcess(transport.endpoint, transport.host_key, command_of(node), 60.0)
-            yield TransferSession(become(process.stream, node, "transfer"))
-        else:
-            yield TransferSession(become(transport.run(command_of(node)), node, "transfer"))
-    finally:
-        if process:
-            process.close()
-        transport.close()
+    with closing(RemoteAccess(node, SshTransport(node))) as access:
+        wire = access.open_bulk("transfer") if way == "process" else access.open("transfer", 60.0)
+        assert wire
+        yield TransferSession(wire)
 
 
 class Course:

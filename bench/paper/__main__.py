@@ -3,6 +3,7 @@
     scripts/paper --quick              # within ten minutes; the page goes to build/paper/
     scripts/paper --full               # hours; the page goes to docs/paper.md
     scripts/paper --full --only lab    # one section; the others stay as they were measured
+    scripts/paper --full --only rivals --rivals FOLDER   # docs/rivals.md, a page of its own
 
 What was measured is kept and not measured again, unless ``--again`` says so.
 """
@@ -34,6 +35,7 @@ SECTIONS = (
     "quality",
     "scale",
 )
+OWN_PAGE = "rivals"
 INTRODUCTION = """\
 # The paper's evaluation, measured anew
 
@@ -86,6 +88,19 @@ def write_page(chapters: Sequence[Text], where: Place, setting: Setting) -> None
     print(f"wrote {where.page}")
 
 
+def write_own_page(where: Place, setting: Setting, page_only: bool, again: bool) -> None:
+    """The rivals' page; it lies beside the paper's."""
+    module = importlib.import_module(f"bench.paper.{OWN_PAGE}")
+    shelf = Shelf(where.results / f"{OWN_PAGE}.json", commit(), now)
+    shelf.may_measure, shelf.again = not page_only, again
+    text = Text([module.INTRODUCTION.rstrip()])
+    module.write(module.measure(setting, shelf), text)
+    text.say(f"*Measured at {shelf.origin}; {machine()}.*")
+    page = where.page.with_name(f"{OWN_PAGE}.md")
+    page.write_text("\n\n".join(text.parts) + "\n")
+    print(f"wrote {page}")
+
+
 def _sources(setting: Setting) -> str:
     if not setting.trace and not setting.throughputs:
         return "drawn from a seed, with speeds from a small table of Gavel's published figures"
@@ -99,7 +114,8 @@ def main() -> None:
     much = parser.add_mutually_exclusive_group()
     much.add_argument("--quick", action="store_true", help="small sizes (the default)")
     much.add_argument("--full", action="store_true", help="everything, for docs/paper.md")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION")
+    parser.add_argument("--only", nargs="+", choices=(*SECTIONS, OWN_PAGE), metavar="SECTION")
+    parser.add_argument("--rivals", type=Path, help="a folder with rivals' public workloads")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="measure what is kept, too")
     parser.add_argument("--page", action="store_true", help="write the page, measure nothing")
@@ -111,8 +127,12 @@ def main() -> None:
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a lab that is up goes down
     wrap = tuple(asked.wrap.split())
-    setting = Setting(not asked.full, asked.seed, asked.trace, asked.throughputs, wrap, asked.note)
+    given = (asked.seed, asked.trace, asked.throughputs, wrap, asked.note, asked.rivals)
+    setting = Setting(not asked.full, *given)
     where = place(not asked.full, asked.out)
+    if asked.only == [OWN_PAGE]:
+        write_own_page(where, setting, asked.page, asked.again)
+        return
     chapters = []
     made_with = commit()
     for name in SECTIONS:

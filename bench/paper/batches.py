@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hadar_cli.adapters.traces import Throughputs, Trace, read_throughputs, read_trace
+from hadar_cli.simulation.traces import Throughputs, Trace, read_throughputs, read_trace
 
 # Steps/s of whole gangs, to three digits, from scheduler/simulation_throughputs.json of Gavel
 # (github.com/stanford-futuredata/gavel); one batch size for each model of the paper's table.

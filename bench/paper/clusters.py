@@ -9,11 +9,12 @@ from statistics import fmean
 from bench.paper.charts import Axis, Bar, axis, bars, tallest
 from bench.paper.section import MIXES, ROOT, Setting, Text, mix_name
 from bench.paper.shelf import Shelf
-from hadar_cli.adapters.config import read_mix
-from hadar_cli.adapters.fitting import assumed_costs
-from hadar_cli.adapters.simulation import ModelledSpeeds, PolicyResult, Scenario, simulate
+from hadar_cli.config.mixes import read_mix
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Device, Mix, PolicyChoice
+from hadar_cli.simulation.fitting import assumed_costs
+from hadar_cli.simulation.play import PolicyResult, Scenario, simulate
+from hadar_cli.simulation.speeds import ModelledSpeeds
 from tests.support.lab import PROFILES
 
 TITLE = "HadarE on the paper's two clusters, simulated at its scale"

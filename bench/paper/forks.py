@@ -11,16 +11,17 @@ from bench.paper.charts import Axis, lines
 from bench.paper.clusters import SLOT_S, devices_of, paper_mix
 from bench.paper.section import Setting, Text, mix_name
 from bench.paper.shelf import Shelf
-from hadar_cli.adapters.fitting import assumed_costs
-from hadar_cli.adapters.simulated import SimulatedExecutor
-from hadar_cli.adapters.simulation import ModelledSpeeds, play
-from hadar_cli.app.ports import Progressed
+from hadar_cli import policies
 from hadar_cli.core import events
-from hadar_cli.core.metrics import summarise
+from hadar_cli.core.measures.metrics import summarise
+from hadar_cli.core.measures.timeline import trace
 from hadar_cli.core.model import PAPER_MERGE, Device, MergeRules, Mix, PolicyChoice
-from hadar_cli.core.policies import registry
 from hadar_cli.core.state import RunState
-from hadar_cli.core.timeline import trace
+from hadar_cli.engine.ports import Progressed
+from hadar_cli.simulation.executor import SimulatedExecutor
+from hadar_cli.simulation.fitting import assumed_costs
+from hadar_cli.simulation.play import play
+from hadar_cli.simulation.speeds import ModelledSpeeds
 
 TITLE = "Forks for each job: the theorem on maximal utilisation"
 CLUSTER = "testbed"
@@ -53,7 +54,7 @@ def run(mix: Mix, devices: tuple[Device, ...]) -> Outcome:
     listener, state = _Listener(), RunState(mix.jobs)
     speeds = ModelledSpeeds(mix.jobs, devices)
     executor = SimulatedExecutor(speeds.gang, assumed_costs(accelerators=True))
-    policy = registry.create(mix.policy)
+    policy = policies.create(mix.policy)
     play(mix, devices, policy, executor, speeds.known(), state, listener)
     summary = summarise("forks", mix, devices, listener.events)
     idle = idle_devices(listener.events, [device.name for device in devices])

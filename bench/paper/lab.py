@@ -18,12 +18,12 @@ import yaml
 from bench.paper.charts import Bar, axis, bars, tallest
 from bench.paper.section import ROOT, Setting, Text, mix_name
 from bench.paper.shelf import NotMeasured, Shelf
-from hadar_cli.adapters.config import read_mix
-from hadar_cli.adapters.fitting import scenario_like
-from hadar_cli.adapters.simulation import simulate
-from hadar_cli.adapters.store import find_run, read_journal
+from hadar_cli.config.mixes import read_mix
 from hadar_cli.core import events
-from hadar_cli.core.metrics import summarise
+from hadar_cli.core.measures.metrics import summarise
+from hadar_cli.runs.store import find_run, read_journal
+from hadar_cli.simulation.fitting import scenario_like
+from hadar_cli.simulation.play import simulate
 from tests.support.lab import running
 
 TITLE = "For real: five nodes over SSH"

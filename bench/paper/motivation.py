@@ -9,9 +9,9 @@ import numpy as np
 
 from bench.paper.section import Setting, Text
 from bench.paper.shelf import Shelf
-from hadar_cli.core.policies.gavel import Gavel, GavelMakespan
-from hadar_cli.core.policies.hadar import Hadar
-from hadar_cli.core.queue import GangPolicy
+from hadar_cli.core.policies.baselines.gavel import Gavel, GavelMakespan
+from hadar_cli.core.policies.gangs.hadar import Hadar
+from hadar_cli.core.policies.gangs.queue import GangPolicy
 from tests.support.queues import queue_of, run_rounds
 
 TITLE = "Motivational example"

@@ -9,12 +9,12 @@ from statistics import fmean, median
 
 import numpy as np
 
+from bench.paper.exact import best_allocation
 from bench.paper.section import Setting, Text
 from bench.paper.shelf import Shelf
-from hadar_cli.core.policies.exact import best_allocation
-from hadar_cli.core.policies.hadar import Hadar
-from hadar_cli.core.pricing import PaperPrices, paper_prices
-from hadar_cli.core.queue import Allocation, Queue, gang_rate
+from hadar_cli.core.policies.gangs.hadar import Hadar
+from hadar_cli.core.policies.gangs.pricing import PaperPrices, paper_prices
+from hadar_cli.core.policies.gangs.queue import Allocation, Queue, gang_rate
 from tests.support.queues import chance_queue
 
 TITLE = "Achieved utility beside the exact optimum"

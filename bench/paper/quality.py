@@ -21,7 +21,8 @@ def measure(setting: Setting, shelf: Shelf) -> Parts:
     from bench.quality.page import page  # torch
     from bench.quality.results import Results
 
-    text = page(Results(ROOT / "bench" / "results" / "quality.json"))
+    kept = ROOT / "bench" / "results"
+    text = page(Results(kept / "quality.json"), Results(kept / "travel.json"))
     parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     return Parts({heading: parts[heading].strip() for heading in SHOWN})
 

@@ -13,9 +13,10 @@ from bench.frame import Run, read
 from bench.paper.batches import batch, own_table
 from bench.paper.section import Setting, Text
 from bench.paper.shelf import NotMeasured, Shelf
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.simulation import Scenario, TableSpeeds, parse_cluster, simulate
 from hadar_cli.core.model import Mix, PolicyChoice
+from hadar_cli.simulation.executor import Costs
+from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.speeds import TableSpeeds, parse_cluster
 
 TITLE = "Scale: 1,000 nodes, 100,000 jobs, and the head's bandwidth"
 SHORTER = 25.0  # than the trace's jobs, or the batch would last for a month of rounds

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.paper.batches import own_table
-from hadar_cli.adapters.traces import Throughputs, read_throughputs
+from hadar_cli.simulation.traces import Throughputs, read_throughputs
 
 MIXES = ("m1", "m3", "m4", "m5", "m8", "m10", "m12")
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,7 @@ class Setting:
     throughputs: Path | None = None
     before_lab: tuple[str, ...] = ()  # words put before each real run, such as a lock's
     note: str = ""  # on how the real runs are made, kept with them
+    rivals: Path | None = None  # a folder with other schedulers' public workloads
 
     @property
     def table(self) -> Throughputs:

@@ -11,17 +11,11 @@ from bench.paper.batches import batch
 from bench.paper.charts import Axis, axis, lines
 from bench.paper.section import Setting, Text
 from bench.paper.shelf import NotMeasured, Shelf
-from hadar_cli.adapters.simulated import Costs
-from hadar_cli.adapters.simulation import (
-    PolicyResult,
-    Scenario,
-    TableSpeeds,
-    Work,
-    parse_cluster,
-    simulate,
-)
-from hadar_cli.adapters.traces import Throughputs, read_trace
 from hadar_cli.core.model import Job, Mix, PolicyChoice
+from hadar_cli.simulation.executor import Costs
+from hadar_cli.simulation.play import PolicyResult, Scenario, Work, simulate
+from hadar_cli.simulation.speeds import TableSpeeds, parse_cluster
+from hadar_cli.simulation.traces import Throughputs, read_trace
 
 TITLE = "Trace-driven evaluation: 480 jobs on 60 GPUs"
 POLICIES = ("hadar", "gavel", "gavel-makespan", "tiresias", "yarn-cs")

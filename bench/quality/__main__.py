@@ -16,11 +16,15 @@ from bench.quality.plan import (
     MORE_TUNING,
     PLAIN,
     STEPS,
+    TRAVEL_SEEDS,
+    TRAVELLED,
+    TRAVELLING,
     TUNED,
     TUNING,
     UNFORKED,
     Task,
     at_base_lr,
+    task,
     tasks,
 )
 from bench.quality.results import Results, measure
@@ -43,10 +47,21 @@ def at_best_rates(results: Results) -> list[Task]:
     return chosen
 
 
+def travelling() -> list[Task]:
+    """Smaller hand-ins, and whole ones of the same day beside them."""
+    return [
+        task(workload, recipe, seed)
+        for workload in TRAVELLED
+        for seed in TRAVEL_SEEDS
+        for recipe in TRAVELLING
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two held-out seeds, few recipes")
     parser.add_argument("--page", action="store_true", help="write the page, measure nothing")
+    parser.add_argument("--travel", action="store_true", help="only what smaller hand-ins cost")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--runs", type=Path, nargs="+", help="keep the merges of these runs of M-5")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results/quality.json")
@@ -57,17 +72,21 @@ def main() -> None:
     if args.runs:
         keep(args.runs)
     results = Results(args.results)
+    travel = Results(args.results.with_name("travel.json"))
     if args.quick:
         measure(tasks(JUDGED, HELD_OUT[:2]), results, args.processes)
         print(judgement(results, HELD_OUT[:2]))
         return
-    if not args.page:
+    if args.travel:
+        measure(travelling(), travel, args.processes)
+    elif not args.page:
         measure(tasks((UNFORKED, DEFAULT), FURTHER), results, args.processes)
         measure(tasks(JUDGED, HELD_OUT), results, args.processes)
         measure(tasks(TUNING, TUNED), results, args.processes)
         measure(tasks(MORE_TUNING, FEWER), results, args.processes)
         measure(at_best_rates(results), results, args.processes)
-    args.out.write_text(page(results))
+        measure(travelling(), travel, args.processes)
+    args.out.write_text(page(results, travel))
     print(judgement(results, HELD_OUT, FURTHER))
 
 

@@ -14,9 +14,11 @@ import importlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
@@ -26,9 +28,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from bench.quality.scheduled import merges_in_mix
-from hadar_cli.adapters.tensors import Contribution, merge
-from hadar_cli.core.merging import copy_lr_scale, solo_steps, warmth
+from hadar_cli.core.estimates.merging import copy_lr_scale, solo_steps, warmth
 from hadar_cli.core.model import MergeRules
+from hadar_cli.node.contract import Order
+from hadar_cli.node.training.checkpoints import checkpoint
+from hadar_cli.node.training.checkpoints.rounding import Rounding
+from hadar_cli.weights.merging import Contribution, merge
 from hadar_cli.workloads import CATALOG
 
 # The paper's lab (nodes.toml): TITAN RTX, T4, T400, RTX 3090 and A2000, the fastest being one.
@@ -60,6 +65,7 @@ class Outcome:
     measure: float
     time: float
     leader: float | None = None
+    bytes_in: float | None = None  # what the copies handed in for a merge, on average
 
 
 def shares(total: int, speeds: Sequence[float]) -> list[int]:
@@ -110,12 +116,12 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
     """Train the workload's ``tiny`` preset for ``steps`` counted steps."""
     script = _Script(workload, recipe.base_lr, steps, seed, folder)
     base: Path | None = None
-    done = 0
+    done = handed_in = merges = 0
     for generation, counts in enumerate(meetings(recipe, steps, workload, seed)):
         scale = copy_lr_scale(recipe.rules, counts, done, steps)
         begun, forked = done, sum(map(bool, counts)) > 1
-        rounded = recipe.rules.hand_in == "bf16" and forked
-        script.meet(base, done, generation, scale, rounded)
+        rules = recipe.rules if forked else MergeRules()
+        script.meet(base, done, generation, scale, rules)
         contributions = []
         for copy, count in enumerate(counts):
             if count:
@@ -125,16 +131,20 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
                 done += count
         merged = folder / f"merged{generation % 2}"
         warm = warmth(recipe.rules, begun, steps)
-        if merge(contributions, base, merged, recipe.rules, warm).refused:
+        made = merge(contributions, base, merged, recipe.rules, warm)
+        if made.refused:
             return Outcome(math.inf, math.nan, math.inf)  # diverged: NaN, or far from the others
         base = merged
+        handed_in += made.bytes_in if forked else 0
+        merges += forked
+        script.keep_optimizer(merged, made.has_optimizer)
     assert base is not None
     time = math.nan if recipe.in_mix else time_taken(recipe, steps)
     leader = max(contributions, key=lambda copy: copy.steps)
-    can_compare = forked and not rounded  # an update is no model
-    return Outcome(
-        *script.evaluate(base), time, script.evaluate(leader.path)[0] if can_compare else None
-    )
+    can_compare = forked and recipe.rules.hand_in == "full"  # an update is no model
+    compared = script.evaluate(leader.path)[0] if can_compare else None
+    bytes_in = handed_in / merges if merges else None
+    return Outcome(*script.evaluate(base), time, compared, bytes_in)
 
 
 class _Script:
@@ -145,46 +155,79 @@ class _Script:
         self._result = folder / "result"
         self._module = _prepared(self._workload.module)
         self.batch_size = self._workload.batch_size["tiny"]
-        self._variables = {
-            "HADAR_SECONDS_LEFT": "inf",
-            "HADAR_RESULT": str(self._result),
-            "HADAR_TOTAL_STEPS": str(steps),
-            "HADAR_JOB_SEED": str(_seed(seed)),
-        }
+        self._order = Order(
+            0, (), math.inf, result=self._result, total_steps=steps, job_seed=_seed(seed)
+        )
+        self._workers: dict[int, _Worker] = {}
+        self._optimizer = folder / "optimizer"
 
     def meet(
-        self, base: Path | None, done: int, generation: int, lr_scale: float, rounded: bool
+        self, base: Path | None, done: int, generation: int, lr_scale: float, rules: MergeRules
     ) -> None:
         """From now on copies start from ``base``, after ``done`` steps of the job."""
         self._generation = generation
-        self._variables |= {
-            "HADAR_CKPT_IN": str(base or ""),
-            "HADAR_GLOBAL_STEP": str(done),
-            "HADAR_LR_SCALE": repr(lr_scale),
-            "HADAR_HAND_IN": "bf16" if rounded and base else "",
-        }
+        self._order = replace(
+            self._order,
+            checkpoint_in=base,
+            global_step=done,
+            lr_scale=lr_scale,
+            hand_in=rules.hand_in if base else "full",
+            keeps_optimizer=base is not None and generation % rules.optimizer_every != 0,
+            optimizer_in=self._optimizer if self._optimizer.exists() else None,
+        )
+
+    def keep_optimizer(self, merged: Path, has_optimizer: bool) -> None:
+        """For copies to come, once there are weights without the optimizer's state."""
+        if has_optimizer:
+            shutil.copyfile(merged, self._optimizer)
 
     def train(self, copy: int, steps: range, out: Path) -> None:
-        self._order(
-            HADAR_CKPT_OUT=str(out),
-            HADAR_STEPS=str(len(steps)),
-            HADAR_SLICES=f"{steps.start}:{steps.stop}",
-            HADAR_SEED=str(_seed(self._seed, self._generation, copy)),
-        )
+        seed = _seed(self._seed, self._generation, copy)
+        slices = ((steps.start, steps.stop),)
+        with self._workers.setdefault(copy, _Worker()).at_work():
+            self._run(
+                replace(self._order, checkpoint_out=out, steps=len(steps), slices=slices, seed=seed)
+            )
 
     def evaluate(self, weights: Path) -> tuple[float, float]:
         """Held-out loss, and the workload's own measure."""
-        result = self._order(
-            HADAR_CKPT_IN=str(weights), HADAR_STEPS="0", HADAR_SLICES="", HADAR_EVALUATE="1"
-        )
+        result = self._run(replace(self._order, checkpoint_in=weights, evaluate=True))
         quality = result["evaluation"]
         return quality["loss"], quality[self._workload.metric]
 
-    def _order(self, **variables: str) -> dict[str, Any]:
-        with _environment(self._variables | variables), _scaled(self._module, self._base_lr):
+    def _run(self, order: Order) -> dict[str, Any]:
+        with _environment(order.variables()), _scaled(self._module, self._base_lr):
             self._module.main(["--preset", "tiny"])
         result: dict[str, Any] = json.loads(self._result.read_text())
         return result
+
+
+class _Worker:
+    """What a copy's process keeps between its orders, which all run in this one."""
+
+    def __init__(self) -> None:
+        self._rounding = Rounding()
+        self._states: list[dict[str, Any]] = []
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        load, save = checkpoint.load, checkpoint.save
+
+        def load_as_warm(path: Path, parts: Any, optimizer_in: Path | None, _: bool) -> Any:
+            object.__setattr__(parts, "rounding", self._rounding)
+            for optimizer, state in zip(parts.optimizers, self._states, strict=False):
+                optimizer.load_state_dict(state)
+            return load(path, parts, optimizer_in, was_merged=bool(self._states))
+
+        def save_and_keep(path: Path, parts: Any, *args: Any, **kwargs: Any) -> None:
+            save(path, parts, *args, **kwargs)
+            self._states = [deepcopy(one.state_dict()) for one in parts.optimizers]
+
+        vars(checkpoint).update(load=load_as_warm, save=save_and_keep)
+        try:
+            yield
+        finally:
+            vars(checkpoint).update(load=load, save=save)
 
 
 @functools.cache

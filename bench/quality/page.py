@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from bench.quality.course import LAB, MERGING, Recipe
+from bench.quality.notes import LORA, TRAVEL
 from bench.quality.plan import (
     AMOUNTS,
     AT_BEST_RATE,
@@ -22,6 +23,9 @@ from bench.quality.plan import (
     JUDGED,
     PLAIN,
     STEPS,
+    TRAVEL_SEEDS,
+    TRAVELLED,
+    TRAVELLING,
     TUNED,
     UNFORKED,
     at_base_lr,
@@ -44,7 +48,7 @@ PAPER = {
 ALLOWED = 1.05
 
 
-def page(results: Results) -> str:
+def page(results: Results, travel: Results) -> str:
     """The whole page in Markdown; what has not been measured is left open."""
     return (
         "\n\n".join(
@@ -62,6 +66,7 @@ def page(results: Results) -> str:
                 "## Held-out seeds\n\n" + judgement(results, HELD_OUT, FURTHER),
                 "## Beside the paper's table\n\n" + _beside_the_paper(results),
                 "## What each rule does\n\n" + _changes(results),
+                "## Smaller hand-ins\n\n" + _travelling(travel),
                 "## Merged or leader\n\n" + _merged_or_leader(results),
                 *_at_the_best_rate(results),
                 "## What decided the defaults\n\n" + _REASONS,
@@ -145,8 +150,25 @@ def _changes(results: Results) -> str:
     return f"{note}\n\n{_table(heading, rows)}{left}"
 
 
+def _travelling(results: Results) -> str:
+    """What smaller hand-ins cost, beside whole ones, and what they save."""
+    rows = []
+    for recipe in TRAVELLING:
+        row = ["`hand_in: full`" if recipe == DEFAULT else recipe.name]
+        for workload in TRAVELLED:
+            ratio = _ratio(results, workload, recipe, TRAVEL_SEEDS, DEFAULT)
+            known = (task(workload, recipe, seed) for seed in TRAVEL_SEEDS)
+            sizes = [results[one].bytes_in for one in known if one in results]
+            size = next((f"{size / 1e6:.2f} MB" for size in sizes if size), "-")
+            row += [size, "1" if recipe == DEFAULT else str(ratio)]
+        rows.append(row)
+    columns = [f"{CATALOG[w].short}, {what}" for w in TRAVELLED for what in ("a merge", "loss ÷")]
+    note = TRAVEL.format(seeds=_list(TRAVEL_SEEDS))
+    return f"{note}\n\n{_table(['', *columns], rows)}\n\n{LORA}"
+
+
 def _merged_or_leader(results: Results) -> str:
-    """What `merge.keep: better` would have kept at the end."""
+    """How often the leader of a last merge was better than the merge."""
     rows, better, known = [], 0, 0
     recipes = (DEFAULT, IN_MIX, *CHOICES, *AMOUNTS)
     for workload in STEPS:
@@ -327,8 +349,9 @@ _REASONS = """- **`rule: progress`** is better than the mean on all five workloa
   rates. At the best base rates it is better for IC, LM and LT, and 1 to 2 % worse for RS and MM.
 - **`lr_scale: linear`** and the average of the optimizers' states are better than the other choices
   on all five at their own rates; `sqrt` is a little safer where rates are high already (RS, MM).
-- **`hand_in: bf16`** costs nothing that can be told from chance; it stays off because it helps only
-  where the network is slow.
+- **`hand_in: bf16`**, **`int8`** and **`int4`** cost nothing that can be told from chance; they
+  stay off because they help only where the network is slow. So does **`optimizer_every`**, which
+  costs up to a hundredth of the loss.
 - **Solo and warm-up**. Image classification decides them: the only one of the five with plain
   momentum, the one with the smallest batches, and the one that lost most by forking. Early steps
   are what cannot be divided. Its ratio for a lone job, on 5 to 9 of the seeds 1 to 10:
@@ -350,12 +373,12 @@ _REASONS = """- **`rule: progress`** is better than the mean on all five workloa
   optimizer state 0.165 and 0.161; `outer: {lr: 1, momentum: 0.3}` 0.119 and 0.124; SGD's momentum
   shortened as Adam's betas are 0.126 and 0.151, and with gradients lengthened by as much 0.125 and
   0.136. Its BatchNorm is not to blame: statistics taken anew changed the loss by less than 0.002.
-- **`keep: better`** stays off: it costs an evaluation, and what it wins is smaller than the
-  difference between two seeds."""
+- **Keeping the better of the last merge and its leader** was a rule, and is gone: it costs an
+  evaluation, and what it wins is smaller than the difference between two seeds."""
 
-_LEADER_NOTE = """`merge.keep: better` has the last merge's leader, the copy with most steps,
-evaluated beside the merge and keeps the better of the two. This is how often that would have
-changed the result of all forked runs so far, and how the losses compare."""
+_LEADER_NOTE = """The leader of a job's last merge is the copy with most steps. An evaluation of
+both could keep the better of the two. This is how often that would have changed the result of all
+forked runs so far, and how the losses compare."""
 
 _BEST_RATE_NOTE = f"""The presets' rates lie somewhat below the best, which leaves room to scale
 them. Here each workload's rate is the best for unforked training on the tuned seeds, out of

@@ -51,6 +51,16 @@ AMOUNTS = (
     replace(DEFAULT, name="merged 2 x as rarely", every=2 * DEFAULT.every),
     replace(DEFAULT, name="merged 10 x as rarely", every=10 * DEFAULT.every),
 )
+# What travels: two workloads on held-out seeds, as each takes a minute or two.
+TRAVELLING = (
+    DEFAULT,
+    _with("`hand_in: int8`", hand_in="int8"),
+    _with("`hand_in: int4`", hand_in="int4"),
+    _with("`optimizer_every: 3`", optimizer_every=3),
+    _with("`int4`, `optimizer_every: 10`", hand_in="int4", optimizer_every=10),
+)
+TRAVELLED = ("language_model", "recommender")
+TRAVEL_SEEDS = HELD_OUT[:3]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import functools
 import json
 from pathlib import Path
 
-from hadar_cli.adapters.store import RunFacts, find_run, read_journal
 from hadar_cli.core import events
+from hadar_cli.runs.store import RunFacts, find_run, read_journal
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "bench/results/m5.json"

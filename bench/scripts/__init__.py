@@ -1,0 +1,1 @@
+"""Scripts in the styles that people bring, each by hand and under hadar."""
