@@ -137,7 +137,8 @@ JOB_FIELDS = {
     "higher_is_better": "Whether more of the first figure that its evaluation returns is better. "
     "Without it, the script says so, or else known names (`accuracy`, `f1`, `loss`, `wer` …) do, "
     "as whole words; of others nothing is concluded.",
-    "fork": "How many copies may train at once: `auto`, `never` or a number.",
+    "fork": "How many copies may train at once: `auto` (those that are worth their merges), `never`, "
+    "or a number, which is not weighed against what the copies cost.",
     "max_duration": "How long it may train, not counting the time it waits. Then it ends with what "
     "it has: the report says so, and the run exits with 3.",
     "data": "Paths here, files or folders, that are sent once to every node and found at the same "

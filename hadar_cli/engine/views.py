@@ -126,8 +126,10 @@ class Views:
         return self._meetings.copies_that_pay(job.job.id, rates.tolist(), self._devices)
 
     def too_dear(self, job: JobState) -> dict[str, float]:
-        """Devices whose copies of the job cost the others more than they bring, and how much."""
-        if not self._forks or job.generation < 2:
+        """Devices whose copies of the job cost the others more than they bring, and how much.
+
+        Whoever gives a number of copies has weighed that already."""
+        if not self._forks or job.job.fork or job.generation < 2:
             return {}
         rates = self._rates.matrix([job.job.id], self._devices)[0]
         return self._meetings.too_dear(job.job.id, rates.tolist(), self._devices)

@@ -25,8 +25,8 @@ name: real
 slot_s: {slot_s}
 merge: {{rule: mean, every_s: {every_s}, solo: 0.0}}
 jobs:
-  - {{script: job.py, name: job, steps: {steps}, batch_size: 4, args: ["{floats}"]}}
-"""
+  - {{script: job.py, name: job, steps: {steps}, batch_size: 4, fork: 9, args: ["{floats}"]}}
+"""  # a number of copies: else a victim whose merges became dear is left alone, and never struck
 
 
 @dataclass(frozen=True, slots=True)
