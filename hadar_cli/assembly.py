@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from hadar_cli import __version__, policies
 from hadar_cli.core import events
-from hadar_cli.core.estimates.gangs import speeds_seen
+from hadar_cli.core.estimates.gangs import LEAST_STEPS, speeds_seen
 from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.measures.metrics import lower_bound
 from hadar_cli.core.model import Job, Mix, Node, devices_of
@@ -299,14 +299,16 @@ def connect(nodes: Sequence[Node], store: RunStore) -> list[Connection]:
     """Connections to the enabled nodes, none of them opened yet."""
     packer = CodePacker(store.directory / "code")
     ways = [access_to(node, store.directory.name) for node in nodes if node.enabled]
-    return [_connection(access, store, packer) for access in ways]
+    are_here = sum(isinstance(access, LocalAccess) for access in ways)
+    nursery = str((store.directory / "nursery").resolve()) if are_here > 1 else ""
+    return [_connection(access, store, packer, nursery) for access in ways]
 
 
 def _connection(
-    access: LocalAccess | RemoteAccess, store: RunStore, packer: CodePacker
+    access: LocalAccess | RemoteAccess, store: RunStore, packer: CodePacker, nursery: str
 ) -> Connection:
     if isinstance(access, LocalAccess):
-        return LocalConnection(access, store, packer)
+        return LocalConnection(access, store, packer, nursery)
     return RemoteConnection(access, store, packer)
 
 
@@ -315,6 +317,10 @@ def _learn(rates: RateModel, state: RunState, event: events.Event) -> None:
         started = state.started[event.attempt]
         for device, steps, seconds in speeds_seen(started, event):
             rates.observe(started.job, device, steps, seconds)
+        if started.gang and event.members and event.steps >= LEAST_STEPS:
+            rates.observe_gang(started.job, started.gang, event.steps, event.train_s)
+    elif isinstance(event, events.WeightsMerged):
+        rates.observe_size(event.job, event.bytes, event.optimizer)
     elif isinstance(event, events.NodesReplaced):
         for device in event.changed:
             rates.forget(device)

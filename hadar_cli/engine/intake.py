@@ -206,7 +206,8 @@ class Intake:
             self.failures.judge(copy.attempt)
         merge_s = self.executor.now() - meeting.began
         self.meetings.learn(report.job, meeting.waited_s + merge_s)
-        job = self.tracker.state.jobs[report.job]
+        job, outcome = self.tracker.state.jobs[report.job], report.outcome
+        self.rates.observe_size(report.job, outcome.bytes, outcome.optimizer)
         self._tell_what_is_too_dear(job)
         self._end_meeting(job)
         for waiting in self._waiting.pop(report.job, []):

@@ -98,6 +98,7 @@ class Connection(Protocol):
     node: Node
     directory: str
     token: str  # of the run
+    nursery: str  # the folder of one that several nodes share; empty: the node has its own
 
     def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
         """Connects, anew if it was connected before, and starts the agent."""

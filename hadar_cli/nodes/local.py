@@ -65,12 +65,18 @@ class LocalAccess:
 
 
 class LocalConnection:
-    """A run's ``host = "local"`` node, working below the run's own directory."""
+    """A run's ``host = "local"`` node, working below the run's own directory.
 
-    def __init__(self, access: LocalAccess, store: RunStore, packer: CodePacker) -> None:
+    Where a run has several, they share what starts their workers: ``nursery`` is its folder.
+    """
+
+    def __init__(
+        self, access: LocalAccess, store: RunStore, packer: CodePacker, nursery: str = ""
+    ) -> None:
         self.node, self._access, self._packer = access.node, access, packer
         self.directory = str((store.directory / "nodes" / self.node.name).resolve())
         self._store, self.token = store, store.facts.token
+        self.nursery = nursery
 
     def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
         self.close()

@@ -122,6 +122,8 @@ class RemoteAccess:
 class RemoteConnection:
     """A run's node on another machine: code, checkpoints and results are sent and fetched."""
 
+    nursery = ""
+
     def __init__(self, access: RemoteAccess, store: RunStore, packer: CodePacker) -> None:
         self.node, self._access = access.node, access
         self.directory = directory_of(self.node, store.directory.name)

@@ -184,6 +184,8 @@ class TableSpeeds:
         self, job_id: int, device_names: Sequence[str], steps: float, seconds: float
     ) -> None: ...
 
+    def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None: ...
+
 
 class ModelledSpeeds:
     """Speeds by the throughput estimate, or as a real run measured them.

@@ -13,6 +13,7 @@ from hadar_cli.core.politeness import GpuUse, objection
 from hadar_cli.errors import HadarError, RefusedError
 from hadar_cli.nodes.wire import read_as
 from hadar_cli.transports import check_request
+from hadar_cli.visits.links import Link, measure_links
 from hadar_cli.visits.visit import DEADLINE_S, Leftovers, Visit, on_all, visiting
 
 _PAYLOADS = (256 << 10, 1 << 20, 4 << 20, 4 << 20)
@@ -102,6 +103,7 @@ class NodeCheck:
     torch: Torch | None
     kernels: tuple[Kernel, ...]
     leftovers: Leftovers | None
+    links: tuple[Link, ...] = ()  # to the others of its network
 
 
 @dataclass(slots=True)
@@ -121,6 +123,7 @@ class Inspection:
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     left_alone: dict[str, str] = field(default_factory=dict)  # device: out of politeness
+    links: tuple[Link, ...] = ()
     refused: bool = False  # for security
 
     @property
@@ -148,6 +151,9 @@ def inspect(
                 _explain(seen, result)
             seen.stage = "done"
             yield seen
+        able = [node for node in nodes if all_of_them[node.name].is_usable]
+        for link in measure_links(able, runs, deadline_s):
+            all_of_them[link.start].links += (link,)
 
     return list(all_of_them.values()), complete()
 

@@ -45,10 +45,34 @@ def test_after_it_nodes_of_one_machine_are_merged():
 
 
 @pytest.mark.parametrize("view", [job(solo_steps=250), job()], ids=["solo", "forked"])
-def test_short_steps_are_not_shared_unless_asked_for(view):
-    assert all(len(devices) == 1 for devices in plan(TWO_NODES, view, step_s=0.02))
+def test_steps_shorter_than_the_exchange_are_not_shared_unless_asked_for(view):
+    assert all(len(devices) == 1 for devices in plan(TWO_NODES, view, step_s=0.005))
     asked = replace(view, job=replace(JOB, mode="share"))
-    assert all(len(devices) == 2 for devices in plan(TWO_NODES, asked, step_s=0.02))
+    assert all(len(devices) == 2 for devices in plan(TWO_NODES, asked, step_s=0.005))
+
+
+def test_a_small_model_s_short_steps_are_shared_and_a_network_is_dearer_than_a_machine():
+    script = replace(JOB, launch=Launch(script="train.py"))  # of 10 MB, as far as anybody knows
+    networked = tuple(replace(node, network="lab") for node in TWO_NODES)
+    for step_s, one, here, lab in ((0.03, JOB, 3, 2), (0.1, JOB, 3, 4), (0.1, script, 3, 2)):
+        view = job(job=one, solo_steps=250)
+        assert [len(gang) for gang in plan(HERE, view, step_s)] == [here]
+        assert [len(gang) for gang in plan(networked, view, step_s)] == [lab]
+
+
+def test_what_a_checkpoint_weighs_and_an_exchange_took_decides():
+    devices = tuple(device for node in HERE for device in node.devices)
+    script = replace(JOB, launch=Launch(script="train.py"))
+    rates, gang = RateModel([script], devices), ("x", "y", "z")
+    for device in devices:
+        rates.observe(0, device.name, 100, 3.0)
+    unknown = rates.gang(0, gang)
+    rates.observe_size(0, 400_000, has_optimizer=True)
+    assert rates.gang(0, gang) > 1.5 * unknown
+    rates.observe_gang(0, gang, 100, 2.5)
+    assert rates.gang(0, gang) == pytest.approx(40.0)
+    rates.observe_size(0, 400_000_000, has_optimizer=True)
+    assert rates.gang(0, gang) == pytest.approx(40.0), "what was measured stays"
 
 
 def test_who_cannot_share_does_not():

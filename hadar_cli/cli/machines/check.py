@@ -156,9 +156,35 @@ def _remarks(seen: Sequence[Inspection]) -> Iterator[RenderableType]:
         for note in one.notes:
             what = f"{one.node.name}: {_words(note, _LONGEST)}"
             yield Text.assemble(("\n· ", "yellow"), what)
+    yield from _links(seen)
     if all(one.is_done for one in seen):
         usable = sum(one.is_usable for one in seen)
         yield f"\n{usable} of {len(seen)} machines can be used."
+
+
+def _links(seen: Sequence[Inspection]) -> Iterator[RenderableType]:
+    """Who of a network does not reach whom; the slowest way where all do."""
+    from rich.text import Text
+
+    from hadar_cli.visits.links import FIX
+
+    networks: dict[str, list[Inspection]] = {}
+    for one in seen:
+        if one.node.network and one.links:
+            networks.setdefault(one.node.network, []).append(one)
+    for network, nodes in networks.items():
+        links = [link for one in nodes for link in one.links]
+        broken = [link for link in links if link.problem]
+        for link in broken:
+            what = _words(link.why, _LONGEST)
+            yield Text.assemble(("\n✗ ", "red"), (f"network {network}", "bold"), f": {what}")
+        if broken:
+            yield Text.assemble(("  fix: ", "green"), f"{FIX}; until then no gang spans them")
+        else:
+            slowest = min(links, key=lambda link: link.bytes_per_s)
+            speed, way = _speed(slowest.bytes_per_s), f"{slowest.start} to {slowest.end}"
+            told = f"{len(nodes)} nodes reach each other, the slowest way at {speed} ({way})"
+            yield Text.assemble(("\n· ", "green"), f"network {network}: {told}")
 
 
 def _words(text: str, limit: int) -> str:

@@ -89,6 +89,7 @@ def run(
         show(batch, inventory, runs_dir, as_json)
         return
     check_nodes(inventory)
+    inventory = _reaching(batch, inventory, mix, runs_dir)
     sent = parcels(batch)
     facts = replace(_facts(batch, inventory, runs_dir, name), waits_for_work=wait_for_work)
     _announce(facts, sent)
@@ -119,6 +120,30 @@ def _read_mix(
     chosen = policies.create(mix.policy, file=None if policy else str(path))
     require_room(mix.jobs, devices, str(path), gangs=not chosen.forks)
     return mix
+
+
+def _reaching(batch: Mix, inventory: tuple[Node, ...], path: Path, runs: Path) -> tuple[Node, ...]:
+    """The nodes, with those of a network parted that do not reach each other, whatever it says.
+
+    A gang too large for what is left is refused here, and not lost on the way.
+    """
+    from hadar_cli import policies
+    from hadar_cli.core.estimates.suitability import require_room
+    from hadar_cli.core.model import devices_of
+    from hadar_cli.report.format import plain
+    from hadar_cli.visits.links import FIX, measure_links, part_networks
+
+    links = measure_links(inventory, runs)
+    broken = [link for link in links if link.problem]
+    if not broken:
+        return inventory
+    for link in broken:
+        stderr().print(f"no gang will span them: {plain(link.why, 300)}", style="yellow")
+    stderr().print(f"fix: {FIX}")
+    parted = tuple(part_networks(inventory, links))
+    forks = policies.create(batch.policy).forks
+    require_room(batch.jobs, devices_of(parted), str(path), gangs=not forks)
+    return parted
 
 
 def _facts(batch: Mix, inventory: tuple[Node, ...], runs: Path, name: str | None) -> RunFacts:

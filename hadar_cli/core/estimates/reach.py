@@ -56,5 +56,6 @@ def require_company(
             f"{what}, and at most {most} of them can reach each other",
             file=file,
             field="gpus",
-            fix='say which nodes share a trusted network: network = "lab" in nodes.toml',
+            fix='say which nodes share a trusted network: network = "lab" in nodes.toml; `hadar '
+            "check` tells which of them reach each other",
         )

@@ -179,5 +179,8 @@ class SuitableRates:
     ) -> None:
         self._rates.observe_gang(job_id, device_names, steps, seconds)
 
+    def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
+        self._rates.observe_size(job_id, size, has_optimizer)
+
     def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None:
         self._rates.observe(job_id, device_name, steps, seconds)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hadar_cli.core.arrays import IntArray
 from hadar_cli.core.estimates.formula import device_factor, job_factor
-from hadar_cli.core.estimates.gangs import gang_rate
+from hadar_cli.core.estimates.gangs import PROPORTIONAL, exchange_s, gang_rate
 from hadar_cli.core.model import Device, Job
 
 Matrix = NDArray[np.float64]
@@ -34,7 +34,10 @@ INTERACTION_ERROR = math.log(1.3)
 
 # Steps or seconds beyond these say that a clock or a script is broken.
 _LEAST, _MOST = 1e-9, 1e15
-_MOST_WORTH = 1.2  # times what its members' speeds promise of a gang
+
+# Gradients in bytes before a checkpoint tells: of a tiny workload, and of anybody's model.
+_TINY, _USUAL = 3e5, 1e7
+_OF_CHECKPOINT = 0.5  # is weights; the optimizer's state is the rest of it, or more
 
 
 class Rates(Protocol):
@@ -77,6 +80,10 @@ class Rates(Protocol):
         """The same of all these devices together, of each of which it was told before."""
         ...
 
+    def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
+        """Take in how many bytes the job's checkpoint has."""
+        ...
+
 
 class RateModel:
     """Steps per second of every job on every device: measured where seen, else the best guess.
@@ -104,7 +111,9 @@ class RateModel:
         self._steps: Matrix = np.zeros_like(self._estimates)
         self._seconds: Matrix = np.zeros_like(self._estimates)
         self._rates: Matrix | None = self._estimates
-        self._worth: dict[int, float] = {}  # of a class's gangs, of what the arithmetic promises
+        self._places = {device.name: (device.node, device.reach) for device in devices}
+        self._bytes = {rows[name]: _usual_bytes(job) for name, job in examples.items()}
+        self._exchange: dict[tuple[int, bool], float] = {}  # by class and distance, times the usual
 
     def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None:
         """Take in ``steps`` done in ``seconds`` of training; no steps tell nothing, nor does a
@@ -127,6 +136,11 @@ class RateModel:
                 old = self._rows[name], self._column[device]
                 new = wider._rows[name], wider._column[device]
                 wider._steps[new], wider._seconds[new] = self._steps[old], self._seconds[old]
+            row, other = self._rows[name], wider._rows[name]
+            wider._bytes[other] = self._bytes[row]
+            for is_far in (False, True):
+                if (row, is_far) in self._exchange:
+                    wider._exchange[other, is_far] = self._exchange[row, is_far]
         self.__dict__ = wider.__dict__
         self._rates = None
 
@@ -147,8 +161,11 @@ class RateModel:
         """The same of a gang."""
         if len(device_names) == 1:
             return self.rate(job_id, device_names[0])
-        rates = [self.rate(job_id, name) for name in device_names]
-        return self._worth.get(self._row[job_id], 1.0) * gang_rate(rates, self._shares[job_id])
+        bare = self._bare(job_id, device_names)
+        if not bare or self._shares[job_id] != PROPORTIONAL:  # the paper's gangs exchange for free
+            return bare
+        usual_s, key = self._usual_s(job_id, device_names)
+        return 1 / (1 / bare + self._exchange.get(key, 1.0) * usual_s)
 
     def observe_gang(
         self, job_id: int, device_names: Sequence[str], steps: float, seconds: float
@@ -156,11 +173,28 @@ class RateModel:
         """What the exchange of gradients costs is told by what its members would do without."""
         if not all(name in self._column for name in device_names):
             return
-        if _LEAST < steps < _MOST and _LEAST < seconds < _MOST:
-            rates = [self.rate(job_id, name) for name in device_names]
-            bare, row = gang_rate(rates, self._shares[job_id]), self._row[job_id]
-            seen = min(_MOST_WORTH, steps / seconds / bare) if bare else 1.0
-            self._worth[row] = seen + MEMORY * (self._worth.get(row, seen) - seen)
+        bare = self._bare(job_id, device_names)
+        if bare and _LEAST < steps < _MOST and _LEAST < seconds < _MOST:
+            usual_s, key = self._usual_s(job_id, device_names)
+            seen = max(0.0, seconds / steps - 1 / bare) / usual_s
+            self._exchange[key] = seen + MEMORY * (self._exchange.get(key, seen) - seen)
+
+    def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
+        """An exchange that was measured was measured with these bytes: that stays as it is."""
+        row = self._row[job_id]
+        if size > 0 and not any(known == row for known, _ in self._exchange):
+            self._bytes[row] = size * (_OF_CHECKPOINT if has_optimizer else 1.0)
+
+    def _bare(self, job_id: int, device_names: Sequence[str]) -> float:
+        """Of a gang whose members exchange nothing."""
+        rates = [self.rate(job_id, name) for name in device_names]
+        return gang_rate(rates, self._shares[job_id])
+
+    def _usual_s(self, job_id: int, device_names: Sequence[str]) -> tuple[float, tuple[int, bool]]:
+        places = [self._places[name] for name in device_names]
+        is_far = len({node for node, _ in places}) > 1 and places[0][1].startswith("network ")
+        row = self._row[job_id]
+        return exchange_s(len(device_names), self._bytes[row], is_far), (row, is_far)
 
     def matrix(self, job_ids: Sequence[int], device_names: Sequence[str] | None = None) -> Matrix:
         """``rate`` of these jobs (rows) on these devices, or on all in the order given."""
@@ -212,6 +246,10 @@ class RateModel:
         misses = np.log(measured / self._estimates)
         guess = self._estimates * np.exp(_explain(misses, seen.astype(float), self._kinds))
         return np.where(seen, measured, guess)
+
+
+def _usual_bytes(job: Job) -> float:
+    return _TINY if job.launch.workload and job.launch.preset == "tiny" else _USUAL
 
 
 def sized_rates(

@@ -15,7 +15,6 @@ from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.model import Device
 from hadar_cli.core.policies.port import JobView, Stint
 
-LEAST_STEP_S = 0.1  # of the fastest device alone
 _GAIN = 1.1  # times as fast as the fastest alone: less is not worth the others' company
 
 
@@ -24,19 +23,21 @@ def helpful_company(
 ) -> tuple[str, ...]:
     """The devices that had better share the job's steps, ``best`` first; it alone where none helps.
 
-    The fastest join first, each as long as it makes the gang faster. Steps so short that exchanging
-    gradients would take as long are shared only where the user asks for it.
+    The fastest join first, each as long as it makes the gang faster: what exchanging gradients
+    takes, as far as it is known, is in a gang's rate. Who asks for sharing gets the best company.
     """
     job = view.job.id
     gang: tuple[str, ...] = (best,)
     alone = rate = rates.rate(job, best)
-    if alone <= 0 or (view.job.mode != "share" and 1 / alone < LEAST_STEP_S):
+    if alone <= 0:
         return gang
     for device in sorted(others, key=lambda name: -rates.rate(job, name)):
         wider = rates.gang(job, (*gang, device))
         if rates.rate(job, device) > 0 and wider > rate:
             gang, rate = (*gang, device), wider
-    return gang if rate > _GAIN * alone else (best,)
+    if view.job.mode == "share" and len(gang) == 1:
+        return (best, *(device for device in others if rates.rate(job, device) > 0))
+    return gang if view.job.mode == "share" or rate > _GAIN * alone else (best,)
 
 
 def share_nodes(

@@ -37,7 +37,7 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
 
 from hadar_cli.node.agent import processes
 from hadar_cli.node.agent.bootstrap import answer as send
-from hadar_cli.node.agent.nursery import Nursery
+from hadar_cli.node.agent.nursery import Nursery, SharedNursery
 from hadar_cli.node.agent.setup import stamp_path
 from hadar_cli.node.agent.supervisor import WorkerSpec, leased_at, order_path
 from hadar_cli.node.agent.watch import AttemptWatch, processes_of, read_json_if_any
@@ -77,7 +77,7 @@ class Agent:
             "epoch": int(request["epoch"]),
             "session": secrets.token_hex(8),
         }
-        self._nursery = Nursery(run / "nursery.log", request.get("imports", []))
+        self._nursery = _nursery(run, request)
         self._watched = AttemptWatch(run, self._nursery)
         self._notices = Notices()
         self._gpus = GpuWatch(run, self._our_pids) if request.get("is_shared") else None
@@ -252,6 +252,15 @@ class Agent:
         """All that the run's workers have started: they lead sessions of their own."""
         workers = (self._run / "workers").iterdir()
         return processes.in_sessions({pid for w in workers for pid, _ in processes_of(w)})
+
+
+def _nursery(run: Path, request: Message) -> Nursery:
+    imports = request.get("imports", [])
+    if shared := request.get("nursery"):
+        # With the run's token in it, what is made of secrets in the environment tells nothing.
+        needs = {**request["env"], "": str(request["run"])}
+        return SharedNursery(Path(shared), run / "nursery.json", imports, needs)
+    return Nursery(run / "nursery.log", imports)
 
 
 def _check_fence(run: Path, request: Message) -> bool:

@@ -139,8 +139,13 @@ def _strays(directory: Path) -> Iterator[int]:
 
 
 def _attendants(directory: Path) -> Iterator[int]:
-    """Nurseries, known by where they log to, and the agents that started them."""
-    log = str(directory.resolve() / "nursery.log")
+    """Nurseries, known by where they log to, and the agents that started them. Agents that share
+    one are known by their note of it, which they hold open."""
+    log, note = str(directory.resolve() / "nursery.log"), directory.resolve() / "nursery.json"
+    if note.exists():
+        yield from _holders(str(note))
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            log = str(read_json(note)["log"])
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
             if os.readlink(path / "fd" / "2").removesuffix(" (deleted)") == log:  # noqa: PTH115
@@ -149,6 +154,13 @@ def _attendants(directory: Path) -> Iterator[int]:
                 command = Path(f"/proc/{parent}/cmdline").read_bytes()
                 if b"agent/agent.py" in command or _BOOTSTRAP in command:
                     yield int(parent)
+
+
+def _holders(file: str) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(path) == file:  # noqa: PTH115
+                yield int(path.parts[2])
 
 
 def _is_leased(directory: Path) -> bool:

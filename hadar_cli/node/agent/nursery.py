@@ -4,29 +4,35 @@
 
 Imports torch at once if told to, else when a worker's script speaks of it. Reads the directory of
 one worker per line, with its ``spec.json`` inside, and starts a supervisor for each. It ends with
-its agent; the supervisors and their workers do not. A fork takes milliseconds where a new
-interpreter takes the seconds that importing torch does. It never touches a GPU itself, so that
-every worker may still choose its own.
+its agent, or with the last of those that share it; the supervisors and their workers do not. A fork
+takes milliseconds where a new interpreter takes the seconds that importing torch does. It never
+touches a GPU itself, so that every worker may still choose its own.
 """
 
 from __future__ import annotations
 
 import atexit
 import dataclasses
+import errno
+import fcntl
 import gc
+import hashlib
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 if __name__ == "__main__":  # run by its path, on nodes where nothing is installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from hadar_cli.node.agent import processes
 from hadar_cli.node.agent.setup import set_up
 from hadar_cli.node.agent.supervisor import WorkerSpec, supervise
 from hadar_cli.node.agent_events import WorkerEnd
@@ -35,6 +41,7 @@ from hadar_cli.node.last_words import NO_GPU
 from hadar_cli.node.user_site import add_user_site
 
 _SPEC = "spec.json"
+_GONE_S = 10.0
 # Elsewhere a process that has imported torch must not go on as a fork of itself: macOS kills it.
 _FORKS = sys.platform.startswith("linux")
 
@@ -44,14 +51,14 @@ class Nursery:
     one."""
 
     def __init__(self, log: Path, imports: list[str]) -> None:
-        self._log, self._imports = log, imports
-        self._process = self._begin()
+        self.log, self._imports = log, imports
+        self._process = self._popen(subprocess.PIPE)
 
-    def _begin(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as file:
+    def _popen(self, lines: int) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as file:
             return subprocess.Popen(
                 [sys.executable, "-I", str(Path(__file__).resolve()), *self._imports],
-                stdin=subprocess.PIPE,
+                stdin=lines,
                 stdout=subprocess.DEVNULL,
                 stderr=file,
                 start_new_session=True,
@@ -67,8 +74,7 @@ class Nursery:
 
     def end(self) -> None:
         """Not left to its end of file: after the answer, nothing of the run is there any more."""
-        self._process.kill()
-        self._process.wait()
+        self._kill()
 
     def start(self, directory: Path, spec: WorkerSpec) -> int:
         """Has it fork the worker; its pid."""
@@ -77,17 +83,141 @@ class Nursery:
         try:
             self._tell(line)
         except (BrokenPipeError, BlockingIOError):  # it is dying, or has long ceased to read
-            self.end()
+            self._kill()
             self._tell(line)
-        return self._process.pid
+        return self.pid
 
     def _tell(self, line: bytes) -> None:
         """Never waits: so short a line is taken whole or not at all."""
         if not self.is_alive:
-            self._process = self._begin()
+            self._begin_again()
+        os.set_blocking(self._input, False)
+        os.write(self._input, line)
+
+    @property
+    def _input(self) -> int:
         assert self._process.stdin
-        os.set_blocking(self._process.stdin.fileno(), False)
-        os.write(self._process.stdin.fileno(), line)
+        return self._process.stdin.fileno()
+
+    def _begin_again(self) -> None:
+        self._process = self._popen(subprocess.PIPE)
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class SharedNursery(Nursery):
+    """One for all nodes of a run that are this computer: five would import torch five times.
+
+    Whoever comes first begins it. All write to one named pipe, so that it ends with the last of
+    them. A lock that each holds tells whether others use it; locks and pipes end with a process,
+    however that ends.
+    """
+
+    def __init__(
+        self, folder: Path, note: Path, imports: list[str], needs: Mapping[str, str]
+    ) -> None:
+        """``needs`` tells which nodes may share: those with the same environment, for one."""
+        alike = json.dumps([sys.executable, sorted(needs.items())]).encode()
+        self._folder = folder / hashlib.sha256(alike).hexdigest()[:12]
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.log, self._imports = self._folder / "nursery.log", imports
+        self._users = (self._folder / "users").open("w")
+        self._mine: subprocess.Popen[bytes] | None = None
+        self._known, self._lines = (0, 0), -1
+        self._begin_again()
+        write_atomically(note, {"log": str(self.log)})
+        self._note = note.open()  # by this file it is known whose agent this is
+
+    @property
+    def is_alive(self) -> bool:
+        if self._mine:
+            self._mine.poll()  # it must not stay as a zombie
+        return processes.is_alive(*self._known)
+
+    @property
+    def pid(self) -> int:
+        return self._known[0]
+
+    @property
+    def _input(self) -> int:
+        return self._lines
+
+    def end(self) -> None:
+        with self._locked():
+            if not self._has_other_users():
+                self._kill()
+                (self._folder / "lines").unlink(missing_ok=True)
+            os.close(self._lines)
+            self._users.close()
+
+    def _begin_again(self) -> None:
+        with self._locked():
+            if self._lines >= 0:
+                os.close(self._lines)
+            # First the pipe, then the look who else has it: so it was never without a writer.
+            self._lines, self._known = self._open_lines(), self._noted()
+            is_used = self._has_other_users()
+            if self._lines >= 0 and is_used and self.is_alive:
+                return
+            self._kill()
+            if self._lines >= 0:
+                os.close(self._lines)
+            self._begin()
+
+    def _begin(self) -> None:
+        """On a new pipe: what is left in the old one was meant for a nursery that is gone."""
+        path = self._folder / "lines"
+        path.unlink(missing_ok=True)
+        os.mkfifo(path, 0o600)
+        reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self._lines = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        os.set_blocking(reading, True)
+        try:
+            self._mine = self._popen(reading)
+        finally:
+            os.close(reading)
+        self._known = (self._mine.pid, processes.start_time(self._mine.pid) or 0)
+        known = {"pid": self._known[0], "started": self._known[1]}
+        write_atomically(self._folder / "nursery.json", known)
+
+    def _open_lines(self) -> int:
+        try:
+            return os.open(self._folder / "lines", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno not in (errno.ENXIO, errno.ENOENT):
+                raise
+            return -1
+
+    def _noted(self) -> tuple[int, int]:
+        try:
+            known = json.loads((self._folder / "nursery.json").read_text())
+            return int(known["pid"]), int(known["started"])
+        except (OSError, ValueError, KeyError):
+            return 0, 0
+
+    def _kill(self) -> None:
+        if self.is_alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            processes.wait_gone([self._known], _GONE_S)
+
+    def _has_other_users(self) -> bool:
+        """From now on this is one of them, too."""
+        try:
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+        return False
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
 def main() -> None:

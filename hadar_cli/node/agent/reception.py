@@ -6,6 +6,7 @@ Answers requests on stdin one by one, and ends when they do:
     {"do": "take", "bytes": n}           n bytes follow
     {"do": "give", "bytes": n}           n bytes follow the answer
     {"do": "facts" | "torch" | "kernels" | "memory", …}    see probe.py
+    {"do": "listen" | "call", …}         see node/reach.py
     {"do": "leftovers" | "stop" | "remove" | "logs", …}    see leftovers.py
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 if __name__ == "__main__":  # run by its path, where the package is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from hadar_cli.node import reach
 from hadar_cli.node.agent import leftovers, probe
 from hadar_cli.node.agent.bootstrap import answer
 
@@ -58,6 +60,10 @@ def _serve(request: dict[str, Any]) -> None:
             answer({"kernels": probe.try_gpus()})
         case "memory":
             answer(probe.fill_memory(int(request["index"])))
+        case "listen":
+            answer({"port": reach.receive_callers(request["host"], request["secret"])})
+        case "call":
+            answer(reach.call(request["host"], int(request["port"]), request["secret"]))
         case "logs":
             place = leftovers.Place.of(request)
             found = leftovers.read_logs(place, request["job"], request["offsets"], request["limit"])

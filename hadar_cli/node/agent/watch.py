@@ -84,7 +84,7 @@ class AttemptWatch:
             return None
         with suppress(OSError):
             (directory / "stop").touch()  # should it come up after all
-        log = _tail(self._run / "nursery.log")
+        log = _tail(self._nursery.log)
         end = WorkerEnd.NEVER_STARTED if is_coming else WorkerEnd.NO_NURSERY
         return Exited(-1, end, log=log)
 

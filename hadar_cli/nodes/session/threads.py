@@ -249,6 +249,7 @@ class SessionThreads:
             attempts=attempts,
             workers=workers,
             imports=self._imports,
+            nursery=self._connection.nursery,
             is_shared=self._session.is_shared,
         )
         return link, read_as(answer, _Opened).attempts
