@@ -38,13 +38,21 @@ def access_to(node: Node, run: str | None = None) -> LocalAccess | RemoteAccess:
 
         there = SlurmTransport(node, run, directory_of(node, run), _way_to(node))
         return RemoteAccess(node, there)
+    if node.ray:
+        from hadar_cli.ray_cluster.transport import RayTransport
+
+        return RemoteAccess(node, RayTransport(node, run, directory_of(node, run) if run else ""))
     return RemoteAccess(node, _way_to(node))
 
 
 def check_request(node: Node) -> str:
-    """When the node would be allotted, "" if it need not be; InputError if it never would."""
+    """When or where the node would be allotted, "" if it need not be; InputError if never."""
     if node.host.startswith(PREFIX):
         check_kubectl(node.host)
+    if node.ray:
+        from hadar_cli.ray_cluster.transport import check_place
+
+        return check_place(node)
     if not node.slurm:
         return ""
     from hadar_cli.slurm.queue import Login
@@ -54,6 +62,10 @@ def check_request(node: Node) -> str:
 
 def give_back(node: Node, runs: Sequence[str]) -> GivenBack:
     """Ends what is allotted to these runs on the node's behalf, or waits to be."""
+    if node.ray:
+        from hadar_cli.ray_cluster.transport import give_back_keepers
+
+        return GivenBack(*give_back_keepers(node, runs))
     if not node.slurm:
         return GivenBack()
     from hadar_cli.slurm.transport import give_back_allocations

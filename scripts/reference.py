@@ -27,17 +27,18 @@ from hadar_cli import errors  # noqa: E402
 from hadar_cli import policies as registry  # noqa: E402
 from hadar_cli.cli.main import app  # noqa: E402
 from hadar_cli.cli.schemas import outputs  # noqa: E402
-from hadar_cli.config import inventory, slurm  # noqa: E402
+from hadar_cli.config import inventory, ray, slurm  # noqa: E402
 from hadar_cli.config import mixes as config  # noqa: E402
 from hadar_cli.config.fields import Document, Spot  # noqa: E402
 from hadar_cli.core import model  # noqa: E402
+from hadar_cli.core.ray import RayRequest  # noqa: E402
 from hadar_cli.core.slurm import SlurmRequest  # noqa: E402
 from hadar_cli.workloads import CATALOG  # noqa: E402
 
 NODE_FIELDS = {
     "name": "What the node is called, in every table and log.",
-    "host": "`local` for this computer, an ssh_config name, `user@host`, or `kubectl:POD` for a "
-    "pod of Kubernetes.",
+    "host": "`local` for this computer, an ssh_config name, `user@host`, `kubectl:POD` for a "
+    "pod of Kubernetes, or `ray://auto` and the like for a machine of a [Ray cluster](#ray).",
     "port": "Its SSH port; else what ssh_config says, or 22.",
     "user": "The login there; else what ssh_config says, or yours.",
     "identity_file": "The private key to log in with; else the agent's and the usual files.",
@@ -57,7 +58,15 @@ NODE_FIELDS = {
     "address": "Where the others of its network reach the node; `host` by default.",
     "slurm": "Slurm allots the node, by [this request](#slurm); `host` is then the login node, or "
     "`local` on it.",
+    "ray": "What Ray is [asked for](#ray), where `host` is a Ray cluster.",
     "emulate": "`{ speed = 0.5 }` paces training to this share of one core: for trying out only.",
+}
+RAY_FIELDS = {
+    "node": "Which machine: its address, host name, Ray's name or id for it, or a label, "
+    "`key=value`. Left out: any that fits.",
+    "num_gpus": "GPUs of the actor; as many as `gpus` lists.",
+    "num_cpus": "CPUs of the actor.",
+    "resources": "Custom resources of the actor: `{ big_disk = 1 }`.",
 }
 SLURM_FIELDS = {
     "time": "The time limit of an allocation. Shorter ones start sooner, and are renewed.",
@@ -249,6 +258,7 @@ The inventory: which machines hadar may train on. `hadar init` writes a starter.
     node = _table(fields, NODE_FIELDS, _defaults(model.Node))
     gpu = _table(_inside(inventory._GPU), GPU_FIELDS, _defaults(model.Gpu))
     request = _table(slurm.FIELDS, SLURM_FIELDS, _defaults(SlurmRequest))
+    actor = _table(ray.FIELDS, RAY_FIELDS, _defaults(RayRequest))
     return f"""{top}
 ## A node
 
@@ -265,6 +275,14 @@ Either as the table `slurm` of a node, or in a block that is many nodes: `[slurm
 these fields, and those of a node. [The guide](../guide/slurm.md).
 
 {request}
+
+## Ray
+
+Either as the table `ray` of a node whose `host` is a cluster, or in a block that is many nodes:
+`[ray]`, or several `[[ray]]`, as for Slurm. Nodes that ask for the same are one machine each, by
+their addresses. [The guide](../guide/ray.md).
+
+{actor}
 """
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hadar_cli.config import slurm
+from hadar_cli.config import ray, slurm
 from hadar_cli.config.fields import (
     ENVIRONMENT,
     NAME,
@@ -26,6 +26,7 @@ from hadar_cli.config.fields import (
 from hadar_cli.config.strict_toml import parse_toml
 from hadar_cli.core.gpu_table import CPU, find_gpu, nearest_gpu
 from hadar_cli.core.model import LOCAL, Gpu, Node
+from hadar_cli.core.ray import RayRequest
 from hadar_cli.core.slurm import SlurmRequest
 
 # A leading dash would be taken for an option by ssh.
@@ -47,7 +48,7 @@ def nodes_of(document: Document) -> tuple[Node, ...]:
     for node, spot in _listed(tables, defaults, document):
         if node.name in nodes:
             raise spot.inside("name").error(f"'{node.name}' is already taken", "Rename one node.")
-        nodes[node.name] = node
+        nodes[node.name] = ray.asked_for(node, nodes.values(), spot)
     if not any(node.enabled for node in nodes.values()):
         if nodes:
             raise document.top.error("no node is enabled", "Set enabled = true for one of them.")
@@ -61,13 +62,14 @@ def _listed(
     for i, fields in enumerate(tables.get("node", ())):
         spot = document.top.inside("node").inside(i)
         yield _node(defaults, fields, spot), spot
-    is_list = isinstance(document.root.get("slurm"), list)
-    for i, block in enumerate(tables.get("slurm", ())):
-        spot = document.top.inside("slurm")
-        spot = spot.inside(i) if is_list else spot
-        for name in slurm.names_of(block):
-            fields = {key: value for key, value in block.items() if key != "count"}
-            yield _node({"host": LOCAL, **defaults}, {**fields, "name": name}, spot), spot
+    for kind, host in _BLOCK_HOSTS.items():
+        is_list = isinstance(document.root.get(kind), list)
+        for i, block in enumerate(tables.get(kind, ())):
+            spot = document.top.inside(kind)
+            spot = spot.inside(i) if is_list else spot
+            for name in slurm.names_of(block):
+                fields = {key: value for key, value in block.items() if key != "count"}
+                yield _node({"host": host, **defaults}, {**fields, "name": name}, spot), spot
 
 
 def _node(defaults: dict[str, Any], fields: dict[str, Any], spot: Spot) -> Node:
@@ -112,6 +114,7 @@ def _gpu(value: Any, spot: Spot) -> Gpu:
 
 def _host(value: Any, spot: Spot) -> str:
     host = _ADDRESS(value, spot)
+    ray.check_host(host, spot)
     if host.startswith("kubectl:") and not _POD.fullmatch(host):
         raise spot.error(
             f"'{host}' names no pod", "Write it like kubectl:POD or kubectl:SPACE/POD."
@@ -131,19 +134,23 @@ def _node_fields(value: Any, spot: Spot, fields: dict[str, Reader[Any]]) -> dict
     return values
 
 
-def _slurm_block(value: Any, spot: Spot) -> dict[str, Any]:
-    """Fields of nodes and of their request, side by side."""
-    fields: dict[str, Reader[Any]] = {"name": NAME, "count": integer(1, 10_000)}
-    both = {**fields, **_PLAIN_NODE, **slurm.FIELDS}
-    values = record(both, required=("name", "time"))(value, spot)
-    asked = {key: values.pop(key) for key in slurm.FIELDS if key in values}
-    if "emulate" in values:
-        values["emulated_speed"] = values.pop("emulate")
-    return {**values, "slurm": SlurmRequest(**asked)}
+def _blocks(
+    request: dict[str, Reader[Any]], required: tuple[str, ...], make: Callable[..., dict[str, Any]]
+) -> Reader[tuple[dict[str, Any], ...]]:
+    """One table, or several: fields of nodes and of their request, side by side."""
 
+    def block(value: Any, spot: Spot) -> dict[str, Any]:
+        fields: dict[str, Reader[Any]] = {"name": NAME, "count": integer(1, 10_000)}
+        values = record({**fields, **_PLAIN_NODE, **request}, required=required)(value, spot)
+        asked = {key: values.pop(key) for key in request if key in values}
+        if "emulate" in values:
+            values["emulated_speed"] = values.pop("emulate")
+        return {**values, **make(**asked)}
 
-def _slurm_blocks(value: Any, spot: Spot) -> tuple[dict[str, Any], ...]:
-    return (_slurm_block(value, spot),) if isinstance(value, dict) else _BLOCKS(value, spot)
+    many = list_of(block)
+    return lambda value, spot: (
+        (block(value, spot),) if isinstance(value, dict) else many(value, spot)
+    )
 
 
 def _node_tables(value: Any, spot: Spot) -> tuple[dict[str, Any], ...]:
@@ -188,13 +195,20 @@ _PLAIN_NODE: dict[str, Reader[Any]] = {
     "network": NAME,
     "address": _ADDRESS,
 }
-_DEFAULTS: dict[str, Reader[Any]] = {**_PLAIN_NODE, "slurm": slurm.request}
-_BLOCKS = list_of(_slurm_block)
+_DEFAULTS: dict[str, Reader[Any]] = {
+    **_PLAIN_NODE,
+    "slurm": slurm.request,
+    "ray": ray.request,
+}
+_BLOCK_HOSTS = {"slurm": LOCAL, "ray": ray.AUTO}  # of blocks that name none
 
 _INVENTORY = record(
     {
         "defaults": lambda value, spot: _node_fields(value, spot, _DEFAULTS),
         "node": _node_tables,
-        "slurm": _slurm_blocks,
+        "slurm": _blocks(
+            slurm.FIELDS, ("name", "time"), lambda **asked: {"slurm": SlurmRequest(**asked)}
+        ),
+        "ray": _blocks(ray.FIELDS, ("name",), lambda **asked: {"ray": RayRequest(**asked)}),
     }
 )

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hadar_cli.core.ray import PREFIX as RAY
+from hadar_cli.core.ray import RayRequest
 from hadar_cli.core.slurm import SlurmRequest
 
 LOCAL = "local"
@@ -51,6 +53,7 @@ class Node:
     network: str | None = None  # gangs may span the nodes that share one
     address: str | None = None  # of this node in that network; None: ``host``
     slurm: SlurmRequest | None = None  # then ``host`` is the login node
+    ray: RayRequest | None = None  # then ``host`` is the cluster
 
     @property
     def is_local(self) -> bool:
@@ -58,12 +61,12 @@ class Node:
 
     @property
     def is_over_ssh(self) -> bool:
-        return self.host != LOCAL and not self.host.startswith("kubectl:")
+        return self.host != LOCAL and not self.host.startswith(("kubectl:", RAY))
 
     @property
     def is_allotted(self) -> bool:
         """Whether somebody else's scheduler gives it to us, for us alone and for a time."""
-        return self.slurm is not None
+        return self.slurm is not None or self.ray is not None
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -206,8 +206,11 @@ def _inspect(seen: Inspection, runs: Path, deadline_s: float) -> None:
         seen.torch = read_as(visit.ask("torch"), Torch)
         if seen.node.is_allotted:
             seen.stage = "asking for an allocation"
+            told = check_request(seen.node)
             seen.notes.append(
-                f"seen from its login node; it would start at {check_request(seen.node)}"
+                f"it is Ray's {told}"
+                if seen.node.ray
+                else f"seen from its login node; it would start at {told}"
             )
         elif seen.torch.cuda:
             seen.stage = "computing on its GPUs"

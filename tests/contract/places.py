@@ -20,12 +20,14 @@ from hadar_cli.nodes.remote import RemoteAccess, RemoteConnection
 from hadar_cli.project.packing import CodePacker
 from hadar_cli.runs.store import RunFacts, RunStore
 from hadar_cli.simulation.executor import Costs, SimulatedExecutor
+from hadar_cli.transports import give_back
 from tests.faults import weights
 from tests.faults.executor import FaultyExecutor
 from tests.faults.misfortune import Misfortune
 from tests.faults.nodes import Clock, SimulatedNode
 from tests.support import pipes
 from tests.support.lab import Lab
+from tests.support.raylets import RayLab
 from tests.support.slurm import SlurmLab
 
 Connect = Callable[[], list[Connection]]
@@ -168,6 +170,31 @@ class SlurmPlace(RealPlace):
         for connection in self._connections:
             connection.give_back()
         assert self._lab.jobs() == []
+
+
+class RayPlace(RealPlace):
+    """Actors of a cluster: a node goes with its raylet and all that it started."""
+
+    def __init__(self, folder: Path, lab: RayLab) -> None:
+        two, one = read_nodes(lab.inventory)  # the first raylet is the cluster's head
+        nodes = tuple(
+            replace(node, name=name, workdir=str(folder / "workdir"), gpus=())
+            for name, node in (("one", one), ("two", two))
+        )
+        store = _store(folder, nodes)
+        super().__init__(
+            folder,
+            lambda: connect(nodes, store),
+            lambda: lab.start(one.name),
+            lambda: lab.end(one.name),
+        )
+
+    @staticmethod
+    def end(lab: RayLab) -> None:
+        """All of these places are one run, as far as Ray can tell: its keepers stay until now."""
+        for name in ("one", "two"):
+            give_back(replace(read_nodes(lab.inventory)[0], name=name), ["r"])
+        assert lab.keepers() == []
 
 
 def _store(folder: Path, nodes: tuple[Node, ...]) -> RunStore:

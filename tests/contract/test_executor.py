@@ -12,6 +12,7 @@ from hadar_cli.nodes.session import decisions, returning
 from tests.contract.places import (
     FaultyPlace,
     Place,
+    RayPlace,
     SimulatedPlace,
     SlurmPlace,
     local_place,
@@ -19,6 +20,7 @@ from tests.contract.places import (
     sshd_place,
 )
 from tests.support.lab import Lab, running
+from tests.support.raylets import RayLab, running_ray
 from tests.support.slurm import SlurmLab, running_slurm
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -58,7 +60,14 @@ def slurm(tmp_path_factory) -> Iterator[SlurmLab]:
         yield lab
 
 
-@pytest.fixture(params=["simulated", "local", "sshd", "slurm", "pipes", "faulty"])
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory) -> Iterator[RayLab]:
+    with running_ray(tmp_path_factory.mktemp("contract") / "ray", count=2) as lab:
+        yield lab
+        RayPlace.end(lab)
+
+
+@pytest.fixture(params=["simulated", "local", "sshd", "slurm", "ray", "pipes", "faulty"])
 def place(request, tmp_path) -> Iterator[Place]:
     match request.param:
         case "simulated":
@@ -69,6 +78,8 @@ def place(request, tmp_path) -> Iterator[Place]:
             place = sshd_place(tmp_path, request.getfixturevalue("lab"))
         case "slurm":
             place = SlurmPlace(tmp_path, request.getfixturevalue("slurm"))
+        case "ray":
+            place = RayPlace(tmp_path, request.getfixturevalue("ray"))
         case "pipes":
             place = piped_place(tmp_path)
         case _:
