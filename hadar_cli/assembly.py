@@ -45,7 +45,7 @@ from hadar_cli.runs.store import (
     mend_journal,
     read_journal,
 )
-from hadar_cli.transports import access_to, check_request
+from hadar_cli.transports import access_to, check_costs, check_request, with_prices
 from hadar_cli.visits.inspection import find_objections
 from hadar_cli.visits.visit import DEADLINE_S, tidy
 
@@ -287,8 +287,17 @@ def venv_here(file: Path, store: RunStore) -> str:
         connection.close()
 
 
+def priced(nodes: Sequence[Node], tell: Callable[[str], None]) -> tuple[Node, ...]:
+    """The nodes, those to be rented with their prices; ``tell`` hears where these are from."""
+    found, words = with_prices(nodes)
+    for line in words:
+        tell(line)
+    return found
+
+
 def check_nodes(nodes: Sequence[Node]) -> None:
     """Refuses nodes that cannot be reached as they are written, before a run is made for them."""
+    check_costs(nodes)
     for node in nodes:
         if node.enabled and not node.is_local:
             command_of(node)
@@ -298,7 +307,7 @@ def check_nodes(nodes: Sequence[Node]) -> None:
 def connect(nodes: Sequence[Node], store: RunStore) -> list[Connection]:
     """Connections to the enabled nodes, none of them opened yet."""
     packer = CodePacker(store.directory / "code")
-    ways = [access_to(node, store.directory.name) for node in nodes if node.enabled]
+    ways = [access_to(node, store) for node in nodes if node.enabled]
     are_here = sum(isinstance(access, LocalAccess) for access in ways)
     nursery = str((store.directory / "nursery").resolve()) if are_here > 1 else ""
     return [_connection(access, store, packer, nursery) for access in ways]

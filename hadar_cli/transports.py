@@ -6,13 +6,19 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hadar_cli.core.model import LOCAL, Node
 from hadar_cli.nodes.connection import Transport
 from hadar_cli.nodes.local import LocalAccess
 from hadar_cli.nodes.remote import RemoteAccess, directory_of
+from hadar_cli.nodes.wire import LinkLostError
 from hadar_cli.pipes.kubectl import PREFIX, check_kubectl, into_pod
 from hadar_cli.pipes.transport import PipeTransport
+from hadar_cli.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from hadar_cli.aws.fleet import Fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +27,10 @@ class GivenBack:
 
     before: int = 0
     after: int = 0
+    names: tuple[str, ...] = ()  # of those that there were, where they have names
 
 
-def access_to(node: Node, run: str | None = None) -> LocalAccess | RemoteAccess:
+def access_to(node: Node, run: RunStore | None = None) -> LocalAccess | RemoteAccess:
     """The one way to the node, for runs and visits alike; nothing is opened yet.
 
     A machine that is allotted is so to a ``run``. Visits see what is there all the time: its files,
@@ -31,18 +38,41 @@ def access_to(node: Node, run: str | None = None) -> LocalAccess | RemoteAccess:
     """
     if node.is_local:
         return LocalAccess(node)
+    if node.aws:
+        return _rented(node, run)
     if node.slurm and node.host == LOCAL and not node.python:
         node = replace(node, python=sys.executable)  # of a login node, whose files all nodes see
     if node.slurm and run:
         from hadar_cli.slurm.transport import SlurmTransport
 
-        there = SlurmTransport(node, run, directory_of(node, run), _way_to(node))
+        name = run.directory.name
+        there = SlurmTransport(node, name, directory_of(node, name), _way_to(node))
         return RemoteAccess(node, there)
     if node.ray:
         from hadar_cli.ray_cluster.transport import RayTransport
 
-        return RemoteAccess(node, RayTransport(node, run, directory_of(node, run) if run else ""))
+        of_run = run.directory.name if run else None
+        place = directory_of(node, of_run) if of_run else ""
+        return RemoteAccess(node, RayTransport(node, of_run, place))
     return RemoteAccess(node, _way_to(node))
+
+
+def _rented(node: Node, run: RunStore | None) -> RemoteAccess:
+    """An instance of a run, or nothing: without one, there is no machine to visit."""
+    from hadar_cli.aws.transport import AwsTransport, machine_env
+
+    if not run:
+        problem = f"node {node.name} is an instance that is there only while a run has it"
+        raise LinkLostError(problem, fix="look at it during a run")
+    node = replace(node, env={**machine_env(node), **node.env})
+    return RemoteAccess(node, AwsTransport(node, _fleet(node, run), _way_to))
+
+
+def _fleet(node: Node, run: RunStore) -> Fleet:
+    from hadar_cli.aws.fleet import Fleet
+
+    assert node.aws
+    return Fleet.of(node.aws, run.directory.name, run.facts.token, run.directory)
 
 
 def check_request(node: Node) -> str:
@@ -53,6 +83,10 @@ def check_request(node: Node) -> str:
         from hadar_cli.ray_cluster.transport import check_place
 
         return check_place(node)
+    if node.aws:
+        from hadar_cli.aws.launching import check_launch
+
+        return check_launch(node)
     if not node.slurm:
         return ""
     from hadar_cli.slurm.queue import Login
@@ -60,17 +94,40 @@ def check_request(node: Node) -> str:
     return Login(node, _way_to(node)).check()
 
 
-def give_back(node: Node, runs: Sequence[str]) -> GivenBack:
+def with_prices(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], list[str]]:
+    """The nodes, those to be rented with what they cost; and how that is known, in words."""
+    if not any(node.aws and node.enabled and node.price_per_hour is None for node in nodes):
+        return tuple(nodes), []
+    from hadar_cli.aws import prices
+
+    return prices.with_prices(nodes)
+
+
+def check_costs(nodes: Sequence[Node]) -> None:
+    """InputError where what is to be rented would cost more than it may."""
+    if any(node.aws for node in nodes):
+        from hadar_cli.aws.budget import require_budget
+
+        require_budget(nodes)
+
+
+def give_back(node: Node, runs: Sequence[RunStore]) -> GivenBack:
     """Ends what is allotted to these runs on the node's behalf, or waits to be."""
     if node.ray:
         from hadar_cli.ray_cluster.transport import give_back_keepers
 
-        return GivenBack(*give_back_keepers(node, runs))
+        return GivenBack(*give_back_keepers(node, [run.directory.name for run in runs]))
+    if node.aws:
+        from hadar_cli.aws.transport import end_instances
+
+        before, after = end_instances(node, [_fleet(node, run) for run in runs])
+        return GivenBack(len(before), len(after), tuple(before))
     if not node.slurm:
         return GivenBack()
     from hadar_cli.slurm.transport import give_back_allocations
 
-    return GivenBack(*give_back_allocations(node, runs, _way_to(node)))
+    names = [run.directory.name for run in runs]
+    return GivenBack(*give_back_allocations(node, names, _way_to(node)))
 
 
 def _way_to(node: Node) -> Transport:

@@ -27,10 +27,11 @@ from hadar_cli import errors  # noqa: E402
 from hadar_cli import policies as registry  # noqa: E402
 from hadar_cli.cli.main import app  # noqa: E402
 from hadar_cli.cli.schemas import outputs  # noqa: E402
-from hadar_cli.config import inventory, ray, slurm  # noqa: E402
+from hadar_cli.config import aws, inventory, ray, slurm  # noqa: E402
 from hadar_cli.config import mixes as config  # noqa: E402
 from hadar_cli.config.fields import Document, Spot  # noqa: E402
 from hadar_cli.core import model  # noqa: E402
+from hadar_cli.core.model import AwsRequest  # noqa: E402
 from hadar_cli.core.ray import RayRequest  # noqa: E402
 from hadar_cli.core.slurm import SlurmRequest  # noqa: E402
 from hadar_cli.workloads import CATALOG  # noqa: E402
@@ -83,6 +84,23 @@ SLURM_FIELDS = {
     "bin": "Where Slurm's commands are on the login node, if not in its PATH.",
     "conf": "The slurm.conf that they are to use, if not the usual one.",
 }
+AWS_FIELDS = {
+    "region": "Where; else as AWS is configured.",
+    "profile": "Which of AWS's profiles; else as AWS is configured.",
+    "config": "A file to read in place of `~/.aws/config` and `~/.aws/credentials`.",
+    "budget": "Dollars that all instances of a run may cost together; no limit without it.",
+    "idle_minutes": "An instance that hears of no head for so long ends itself.",
+    "tags": "Further tags of all instances.",
+    "private": "Reach instances by their private addresses.",
+}
+INSTANCE_FIELDS = {
+    "type": "The instance type, in place of the template's; with it, known GPUs need no `gpus`.",
+    "template": "Launch instances from this template, by its id or name; they are terminated.",
+    "version": "The version of the template.",
+    "ids": "Or start these instances, which are stopped now; they are stopped again.",
+    "spot": "Launch spot instances.",
+    "count": "So many of the template; nodes are `name-1`, `name-2`, …",
+}
 GPU_FIELDS = {
     "model": "Its name. For known models nothing else is needed.",
     "tflops": "Tensor TFLOPS, for a model that is not in the table.",
@@ -119,7 +137,7 @@ JOB_FIELDS = {
     "`equal`.",
     "mode": "How `hadare` uses many devices: `share` every step among those that reach each other, "
     "`merge` copies that train apart, `alone`, or `auto`: where that makes them shorter, "
-    "steps are shared by the devices of one node, and, as long as a job is not to be forked yet, by "
+    "steps are shared by the devices of one node, and, while a job is not to be forked yet, by "
     "all that reach each other; other copies are merged.",
     "arrives_s": "It comes so many seconds after the start.",
     "preset": "`paper` is the paper's model and data, `tiny` a small one on synthetic data.",
@@ -146,7 +164,7 @@ JOB_FIELDS = {
     "higher_is_better": "Whether more of the first figure that its evaluation returns is better. "
     "Without it, the script says so, or else known names (`accuracy`, `f1`, `loss`, `wer` …) do, "
     "as whole words; of others nothing is concluded.",
-    "fork": "How many copies may train at once: `auto` (those that are worth their merges), `never`, "
+    "fork": "How many copies may train at once: `auto` (those worth their merges), `never`, "
     "or a number, which is not weighed against what the copies cost.",
     "max_duration": "How long it may train, not counting the time it waits. Then it ends with what "
     "it has: the report says so, and the run exits with 3.",
@@ -259,6 +277,9 @@ The inventory: which machines hadar may train on. `hadar init` writes a starter.
     gpu = _table(_inside(inventory._GPU), GPU_FIELDS, _defaults(model.Gpu))
     request = _table(slurm.FIELDS, SLURM_FIELDS, _defaults(SlurmRequest))
     actor = _table(ray.FIELDS, RAY_FIELDS, _defaults(RayRequest))
+    rented = _defaults(AwsRequest)
+    account = _table(aws.ACCOUNT, AWS_FIELDS, rented)
+    instance = _table(aws.INSTANCE, INSTANCE_FIELDS, rented)
     return f"""{top}
 ## A node
 
@@ -283,6 +304,18 @@ Either as the table `ray` of a node whose `host` is a cluster, or in a block tha
 their addresses. [The guide](../guide/ray.md).
 
 {actor}
+
+## AWS
+
+`[aws]` says how instances of EC2 are rented, `[[aws.instances]]` which.
+[The guide](../guide/aws.md).
+
+{account}
+
+An entry of `instances` has a `name`, these fields, and those of a node. `host` may name another
+address than the instance's own.
+
+{instance}
 """
 
 

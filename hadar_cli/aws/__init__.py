@@ -1,5 +1,6 @@
-"""Instances of EC2 as nodes: found by tag, with their GPUs, prices and host keys.
+"""Instances of EC2 as nodes: found by tag, or started for a run and ended with it.
 
-Imports ``core``; boto3 in discovery.py alone, which is an extra: hadar[aws]. Starts nothing, stops
-nothing, and trusts no host key that the instance's own console does not show.
+Imports ``core``, ``core.measures``, ``nodes``, ``node`` and ``runs``. boto3, an extra (hadar[aws]),
+is opened in account.py alone. No host key is trusted that the instance's own console does not show;
+nothing is ended that was not started here. ``transports`` hands over SSH; it is not imported.
 """

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hadar_cli.aws.discovery import Instance
-from hadar_cli.aws.instances import PRICED_ON, gpus_of, price_of
+from hadar_cli.core.gpu_table import PRICED_ON, gpus_of, price_of
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 

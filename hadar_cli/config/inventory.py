@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hadar_cli.config import ray, slurm
+from hadar_cli.config import aws, ray, slurm
 from hadar_cli.config.fields import (
     ENVIRONMENT,
     NAME,
@@ -70,6 +70,9 @@ def _listed(
             for name in slurm.names_of(block):
                 fields = {key: value for key, value in block.items() if key != "count"}
                 yield _node({"host": host, **defaults}, {**fields, "name": name}, spot), spot
+    for fields in tables.get("aws", ()):
+        spot = fields.pop("spot")
+        yield _node(defaults, fields, spot), spot
 
 
 def _node(defaults: dict[str, Any], fields: dict[str, Any], spot: Spot) -> Node:
@@ -210,5 +213,6 @@ _INVENTORY = record(
             slurm.FIELDS, ("name", "time"), lambda **asked: {"slurm": SlurmRequest(**asked)}
         ),
         "ray": _blocks(ray.FIELDS, ("name",), lambda **asked: {"ray": RayRequest(**asked)}),
+        "aws": aws.block({"name": NAME, **_PLAIN_NODE}),
     }
 )

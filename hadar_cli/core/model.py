@@ -11,6 +11,7 @@ from hadar_cli.core.ray import RayRequest
 from hadar_cli.core.slurm import SlurmRequest
 
 LOCAL = "local"
+AWS = "aws"  # as a node's host: the address of whatever instance it is given
 MODEL_SIZES = ("small", "modest", "high", "extra-high")
 DATASET_SIZES = ("S", "M", "L", "XL")
 EVERY_SLOT = "slot"
@@ -27,6 +28,29 @@ class Gpu:
     pcie: int = 3
     index: int | None = None  # which card of its node, as nvidia-smi counts; None: by its place
     uuid: str | None = None  # which card, or which part of one (MIG), by name
+
+
+@dataclass(frozen=True, slots=True)
+class AwsRequest:
+    """One instance: launched from a template and terminated, or one's own, started and stopped."""
+
+    type: str | None = None  # such as g5.xlarge; None: as the template says
+    template: str | None = None  # its id or name
+    version: str = "$Default"  # of the template
+    instance: str | None = None  # the id of one's own
+    spot: bool = False
+    region: str | None = None
+    profile: str | None = None
+    config: str | None = None  # the file to read in place of ~/.aws/config
+    tags: Mapping[str, str] = field(default_factory=dict)
+    budget: float | None = None  # dollars, of all instances of a run together
+    idle_minutes: float = 15.0  # without work, or without a head, before it ends
+    private: bool = False  # reached by its private address
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is made for the run, and ends with it for good."""
+        return self.instance is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +78,7 @@ class Node:
     address: str | None = None  # of this node in that network; None: ``host``
     slurm: SlurmRequest | None = None  # then ``host`` is the login node
     ray: RayRequest | None = None  # then ``host`` is the cluster
+    aws: AwsRequest | None = None  # then ``host`` may be AWS: wherever its instance is
 
     @property
     def is_local(self) -> bool:
@@ -65,8 +90,8 @@ class Node:
 
     @property
     def is_allotted(self) -> bool:
-        """Whether somebody else's scheduler gives it to us, for us alone and for a time."""
-        return self.slurm is not None or self.ray is not None
+        """Whether somebody else, a scheduler or a cloud, gives it to us for a time."""
+        return self.slurm is not None or self.ray is not None or self.aws is not None
 
     @property
     def devices(self) -> tuple[Device, ...]:

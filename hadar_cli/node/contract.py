@@ -60,11 +60,11 @@ OUT = "HADAR_OUT"
 ISSUED_AT = "HADAR_ISSUED_AT"  # on the node's monotonic clock; not for scripts
 WORKER = "HADAR_WORKER"  # marks all that a worker starts; not for scripts
 GANG = "HADAR_GANG"
-RANK = "HADAR_RANK"
-GANG_SIZE = "HADAR_GANG_SIZE"
-MEETS_AT = "HADAR_MEETS_AT"
-SHARES = "HADAR_SHARES"
+RANK, GANG_SIZE = "HADAR_RANK", "HADAR_GANG_SIZE"
+MEETS_AT, SHARES = "HADAR_MEETS_AT", "HADAR_SHARES"
 NOTICE = "HADAR_NOTICE"  # where whoever lent the machine says that it goes; not for scripts
+# A cloud's service that tells the same, and the file whose age ends a machine without a head.
+METADATA, ALIVE = "HADAR_METADATA", "HADAR_ALIVE"
 TRACE = "HADAR_TRACE"  # the file that `hadar try` has a process record itself in; not for scripts
 
 

@@ -61,6 +61,10 @@ class Transport(Protocol):
         """Ends all streams; the next ``open`` connects anew."""
         ...
 
+    def recalled(self) -> str:
+        """Why whoever allots the machine wants it back soon, as far as is known here; else ""."""
+        ...
+
     def move_on(self) -> None:
         """The machine is about to be taken away: it is let go, and the next ``open`` is to another,
         where machines are allotted to us."""
@@ -85,6 +89,8 @@ class NodeAccess(Protocol):
     def abort(self) -> None: ...
 
     def close(self) -> None: ...
+
+    def recalled(self) -> str: ...
 
     def move_on(self) -> None: ...
 
@@ -151,6 +157,10 @@ class Connection(Protocol):
         ...
 
     def close(self) -> None: ...
+
+    def recalled(self) -> str:
+        """Why the node is wanted back; see ``Transport``."""
+        ...
 
     def move_on(self) -> None:
         """The node is about to be taken away; see ``Transport``."""

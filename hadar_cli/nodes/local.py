@@ -59,6 +59,9 @@ class LocalAccess:
         while self._streams:
             self._streams.pop().close()
 
+    def recalled(self) -> str:
+        return ""
+
     def move_on(self) -> None: ...
 
     def give_back(self) -> None: ...
@@ -153,6 +156,9 @@ class LocalConnection:
 
     def close(self) -> None:
         self._access.close()
+
+    def recalled(self) -> str:
+        return ""
 
     def move_on(self) -> None: ...
 

@@ -112,6 +112,9 @@ class RemoteAccess:
     def close(self) -> None:
         self._transport.close()
 
+    def recalled(self) -> str:
+        return self._transport.recalled()
+
     def move_on(self) -> None:
         self._transport.move_on()
 
@@ -266,6 +269,9 @@ class RemoteConnection:
         self.end_transfers()
         self._there.clear()
         self._access.close()
+
+    def recalled(self) -> str:
+        return self._access.recalled()
 
     def move_on(self) -> None:
         self._access.move_on()

@@ -44,6 +44,10 @@ class NotYetError(LinkLostError):
     """A scheduler has promised the machine, or lost it just now: waiting helps."""
 
 
+class NoMoreError(LinkLostError):
+    """Whoever allots machines gives no more, for want of money or rights: waiting is in vain."""
+
+
 class AgentError(HadarError):
     """The node understood and said no."""
 

@@ -38,6 +38,9 @@ class PipeTransport:
         while self._streams:
             self._streams.pop().close()
 
+    def recalled(self) -> str:
+        return ""
+
     def move_on(self) -> None: ...
 
     def give_back(self) -> None: ...

@@ -167,6 +167,9 @@ class RayTransport:
         while self._streams:
             self._streams.pop().close()
 
+    def recalled(self) -> str:
+        return ""
+
     def move_on(self) -> None:
         self.give_back()
 

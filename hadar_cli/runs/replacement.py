@@ -57,6 +57,7 @@ def _places(nodes: Sequence[Node]) -> dict[str, tuple[Device, Node]]:
                 max_gpu_mem=None,
                 hours=None,
                 price_per_hour=None,
+                aws=replace(node.aws, budget=None) if node.aws else None,
             )
             found |= {device.name: (device, machine) for device in node.devices}
     return found

@@ -67,6 +67,9 @@ class SlurmTransport:
     def close(self) -> None:
         self._transport.close()
 
+    def recalled(self) -> str:
+        return ""  # Slurm tells the allocation itself
+
     def move_on(self) -> None:
         if self._job:
             self._spent.add(self._job.id)

@@ -65,6 +65,9 @@ class SshTransport:
         while self._links:
             self._links.pop().close()
 
+    def recalled(self) -> str:
+        return ""
+
     def move_on(self) -> None: ...
 
     def give_back(self) -> None:

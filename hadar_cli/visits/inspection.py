@@ -190,6 +190,10 @@ def fill_memory(node: Node, cards: Sequence[int], runs: Path, patience_s: float)
 
 
 def _inspect(seen: Inspection, runs: Path, deadline_s: float) -> None:
+    if seen.node.aws:  # it is not there yet
+        seen.stage = "asking AWS"
+        seen.notes.append(check_request(seen.node))
+        return
     with visiting(seen.node, runs, deadline_s) as visit:
         seen.stage = "measuring"
         seen.round_trip_s = min(visit.echo_s() for _ in range(3))

@@ -16,6 +16,7 @@ from hadar_cli.errors import RunLockedError
 from hadar_cli.nodes.local import LOCAL_SHARED
 from hadar_cli.nodes.remote import DEFAULT_WORKDIR
 from hadar_cli.nodes.wire import Message, Wire, read_as, said
+from hadar_cli.runs.store import RunStore
 from hadar_cli.transports import GivenBack, access_to, give_back
 
 DEADLINE_S = 15.0
@@ -35,11 +36,15 @@ class Leftovers:
 class Tidied:
     before: Leftovers
     after: Leftovers
+    note: str = ""
 
     def beside(self, lent: GivenBack) -> Tidied:
         """An allocation counts as a process: it keeps one."""
         before, after = self.before.processes + lent.before, self.after.processes + lent.after
-        return Tidied(replace(self.before, processes=before), replace(self.after, processes=after))
+        ended = f"ended {', '.join(lent.names)}" if lent.names else ""
+        return Tidied(
+            replace(self.before, processes=before), replace(self.after, processes=after), ended
+        )
 
 
 class Visit:
@@ -163,7 +168,11 @@ def tidy(
     """``Visit.tidy`` on all nodes at once."""
 
     def call(node: Node) -> Tidied:
-        lent = give_back(node, [run] if run else held)
+        stores = [RunStore(runs / name) for name in ([run] if run else held)]
+        lent = give_back(node, stores)
+        if node.aws:  # its files are gone with it, or lie on the disk of one that is stopped
+            nothing = Leftovers(0, 0)
+            return Tidied(nothing, nothing).beside(lent)
         with visiting(node, runs, deadline_s) as visit:
             return visit.tidy(action, run, held).beside(lent)
 

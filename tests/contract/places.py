@@ -193,7 +193,7 @@ class RayPlace(RealPlace):
     def end(lab: RayLab) -> None:
         """All of these places are one run, as far as Ray can tell: its keepers stay until now."""
         for name in ("one", "two"):
-            give_back(replace(read_nodes(lab.inventory)[0], name=name), ["r"])
+            give_back(replace(read_nodes(lab.inventory)[0], name=name), [RunStore(Path("r"))])
         assert lab.keepers() == []
 
 

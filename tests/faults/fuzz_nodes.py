@@ -176,6 +176,9 @@ class Pulls(Connection):
 
     def move_on(self, *_: Any) -> None: ...
 
+    def recalled(self) -> str:
+        return ""
+
     def heard_at(self) -> float:
         return 0.0
 

@@ -12,10 +12,9 @@ from moto.server import ThreadedMotoServer
 
 from hadar_cli.aws.discovery import Instance, read_host_key
 from hadar_cli.aws.entries import as_toml
-from hadar_cli.aws.instances import gpus_of, price_of
 from hadar_cli.config.inventory import nodes_of, read_nodes
 from hadar_cli.config.strict_toml import parse_toml
-from hadar_cli.core.gpu_table import find_gpu
+from hadar_cli.core.gpu_table import find_gpu, gpus_of, price_of
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBcd"
 CONSOLE = f"""

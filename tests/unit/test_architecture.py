@@ -41,9 +41,9 @@ ALLOWED: dict[str, set[str]] = {
     "slurm": {"core", "nodes", "node", "node.agent"},
     "ray_cluster": {"core", "nodes"},
     "pipes": {"nodes"},
-    "aws": {"core"},
-    "transports": {"core", "nodes", "ssh", "slurm", "ray_cluster", "pipes"},
-    "visits": {"core", "nodes", "node", "transports"},
+    "aws": {"core", "core.measures", "nodes", "node", "runs"},
+    "transports": {"core", "nodes", "runs", "ssh", "slurm", "ray_cluster", "aws", "pipes"},
+    "visits": {"core", "nodes", "node", "runs", "transports"},
     "policies": {"core", *_POLICIES},
     "simulation": {*_CORE, "engine", "policies", "runs"},
     "assembly": {

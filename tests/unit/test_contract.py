@@ -22,6 +22,7 @@ from hadar_cli.node.contract import (
 
 ROOT = Path(hadar_cli.__file__).parent
 SETTINGS = {"HADAR_DEBUG", "HADAR_SSH_CONFIG"}  # of the command, not of the contract
+LENDERS = {contract.NOTICE, contract.METADATA, contract.ALIVE}  # of machines
 NAMES = {
     value
     for name, value in vars(contract).items()
@@ -76,13 +77,13 @@ def told_of(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str | None:
 def test_the_contract_s_page_tells_every_variable_that_scripts_see():
     page = (ROOT / "node" / "contract.md").read_text()
     told = set(re.findall(r"HADAR_[A-Z_]+", page))
-    not_theirs = {contract.ISSUED_AT, contract.WORKER, contract.TRACE, contract.NOTICE}
+    not_theirs = {contract.ISSUED_AT, contract.WORKER, contract.TRACE, *LENDERS}
     assert told == NAMES - not_theirs
 
 
 def test_an_order_is_the_same_after_its_way_to_the_worker():
     assert all(getattr(PLACED, field.name) != field.default for field in fields(Order))
-    others = {contract.WORKER, contract.DATA, contract.OUT, contract.TRACE, contract.NOTICE}
+    others = {contract.WORKER, contract.DATA, contract.OUT, contract.TRACE, *LENDERS}
     assert set(PLACED.variables()) == NAMES - others
     assert Order.from_variables(json.loads(json.dumps(PLACED.variables()))) == PLACED
 

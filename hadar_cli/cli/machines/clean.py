@@ -66,6 +66,9 @@ def clean(
         print_json({node: dataclasses.asdict(tidied) for node, tidied in done.items()})
     elif done:
         stdout().print(_table(done))
+        for node, tidied in done.items():
+            if tidied.note:
+                stdout().print(f"{node}: {tidied.note}")
     if failed:
         fix = "mend what is said above, then clean again"
         raise UnfinishedError("not every machine is clean", fix)

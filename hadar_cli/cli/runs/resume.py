@@ -48,12 +48,12 @@ def resume(
 
 def _replace_nodes(store: RunStore, path: Path) -> None:
     """Gives the run the inventory of ``path``, and says what that changes."""
-    from hadar_cli.assembly import check_nodes
+    from hadar_cli.assembly import check_nodes, priced
     from hadar_cli.core.estimates.suitability import require_room
     from hadar_cli.core.model import devices_of
     from hadar_cli.runs.replacement import replace_nodes
 
-    inventory = read_inventory(path)
+    inventory = priced(read_inventory(path), stderr().print)
     check_nodes(inventory)
     require_room(store.facts.mix.jobs, devices_of(inventory), str(path))
     replaced = replace_nodes(store, inventory)

@@ -71,7 +71,7 @@ def run(
 
     Ctrl-C stops the run: copies hand in what they have, and `hadar resume` goes on from there.
     """
-    from hadar_cli.assembly import check_nodes
+    from hadar_cli.assembly import check_nodes, priced
     from hadar_cli.cli.conduct import conduct
     from hadar_cli.cli.travel import parcels
     from hadar_cli.core.model import devices_of
@@ -79,7 +79,7 @@ def run(
     from hadar_cli.simulation.fitting import slot_for
     from hadar_cli.simulation.rehearsal import gather
 
-    inventory = read_inventory(nodes)
+    inventory = priced(read_inventory(nodes), stderr().print)
     batch = _read_mix(mix, devices_of(inventory), data_dir, policy, slot, seed)
     if batch.chooses_slot and not slot:
         batch = replace(batch, slot_s=slot_for(gather(batch, inventory, runs_dir).costs))

@@ -43,6 +43,7 @@ from hadar_cli.node.agent.supervisor import WorkerSpec, leased_at, order_path
 from hadar_cli.node.agent.watch import AttemptWatch, processes_of, read_json_if_any
 from hadar_cli.node.agent_events import event_message
 from hadar_cli.node.contract import (
+    ALIVE,
     OUT,
     WORKER,
     Assignment,
@@ -135,6 +136,9 @@ class Agent:
     def renew(self) -> None:
         (self._run / "lease.part").write_text(repr(time.monotonic()))
         (self._run / "lease.part").replace(self._run / "lease")
+        if alive := os.environ.get(ALIVE):
+            with suppress(OSError):
+                os.utime(alive)
 
     # -- requests ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hadar_cli.core.reasons import Absence
 from hadar_cli.errors import RefusedError
-from hadar_cli.nodes.wire import LoginRefusedError, NotYetError, SupersededError
+from hadar_cli.nodes.wire import LoginRefusedError, NoMoreError, NotYetError, SupersededError
 
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0, 3.0)  # before attempts to mend; the last one repeats
 RETURN_EVERY_S = 5.0  # a node that is gone is looked for
@@ -42,7 +42,7 @@ class Returning:
 
 
 def is_hopeless(error: Exception) -> bool:
-    return isinstance(error, RefusedError | SupersededError)
+    return isinstance(error, RefusedError | SupersededError | NoMoreError)
 
 
 def absence_for(error: Exception) -> Absence:

@@ -370,6 +370,8 @@ class SessionThreads:
             link = self._link
             heard_at = max(link.heard_at if link else 0.0, self._connection.heard_at())
             now = time.monotonic()
+            if link and (why := self._connection.recalled()):
+                self._decide(NodeSession.used, {"event": "leaving", "why": why})
             self._decide(NodeSession.look, heard_at, now)
 
     def _on_event(self, message: Message) -> None:

@@ -1,0 +1,57 @@
+"""Dollars, enforced before they are spent: price times time, projected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hadar_cli.core.measures.costs import Rental, spent
+from hadar_cli.core.model import Node
+from hadar_cli.errors import InputError
+
+FIRST_S = 300.0  # an instance that is started must last: to boot, to train, to hand in
+HAND_IN_S = 120.0  # before the money is gone, for copies to hand in
+LAST_S = 20.0  # before it is gone, for what has not handed in to be ended all the same
+
+
+class Budget:
+    """What a run may still spend; none: no limit."""
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit = limit
+
+    def lasts_s(self, rentals: Sequence[Rental], more: float = 0.0) -> float:
+        """How long all that run now can go on, with ``more`` dollars an hour beside them."""
+        if self.limit is None:
+            return float("inf")
+        rate = more + sum(rental.price_per_hour for rental in rentals if rental.until is None)
+        left = self.limit - spent(rentals, time.time())
+        return 3600 * left / rate if rate else (float("inf") if left > 0 else 0.0)
+
+    def in_words(self, rentals: Sequence[Rental]) -> str:
+        used = spent(rentals, time.time())
+        return f"its budget of ${self.limit:,.2f} is used up, ${used:,.2f} of it by now"
+
+
+def require_budget(nodes: Sequence[Node]) -> None:
+    """Refuses, before anything is started, what could not even pay for the first minutes."""
+    lent = [node for node in nodes if node.enabled and node.aws]
+    limit = next((node.aws.budget for node in lent if node.aws), None)
+    if limit is None:
+        return
+    for node in lent:
+        if node.price_per_hour is None:
+            raise InputError(
+                f"a budget needs a price, and nobody knows that of node {node.name}",
+                field="aws.budget",
+                fix=f"give node {node.name} its price_per_hour",
+            )
+    rate = sum(node.price_per_hour or 0.0 for node in lent)
+    if (first := rate * FIRST_S / 3600) > limit:
+        minutes = FIRST_S / 60
+        raise InputError(
+            f"${limit:g} are too few: {len(lent)} instances at ${rate:,.2f} an hour cost "
+            f"${first:,.2f} in their first {minutes:.0f} minutes",
+            field="aws.budget",
+            fix=f"raise it to ${first:,.2f} at the least, or list fewer instances",
+        )

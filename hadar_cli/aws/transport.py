@@ -1,0 +1,194 @@
+"""An instance of EC2 as a node: started when first needed, then reached as any SSH machine is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from hadar_cli.aws import switch
+from hadar_cli.aws.account import Account, link_errors
+from hadar_cli.aws.console import shown_host_key
+from hadar_cli.aws.fleet import NO_SWITCH, Fleet, Machine
+from hadar_cli.core.model import AWS, Node
+from hadar_cli.errors import HadarError, RefusedError
+from hadar_cli.node import contract
+from hadar_cli.nodes.connection import CommandStream, Transport
+from hadar_cli.nodes.wire import LinkLostError, NotYetError, said
+
+_PROMPT_S, _LOOK_EVERY_S = 8.0, 1.0
+_BOOT_S = 300.0  # in which a new instance may still turn logins away
+_KEY_S = 600.0  # for the console to show a host key
+_ARM_S = 20.0
+METADATA = "http://169.254.169.254"
+
+
+class AwsTransport:
+    """One node of a run. ``connect`` makes the transport to a machine whose address is known."""
+
+    def __init__(self, node: Node, fleet: Fleet, connect: Callable[[Node], Transport]) -> None:
+        assert node.aws
+        self._node, self._request, self._fleet, self._connect = node, node.aws, fleet, connect
+        self._account = Account.of(node.aws)
+        self._there: Transport | None = None  # of the machine that streams go to
+        self._machine: Machine | None = None
+        self._left: set[str] = set()  # machines that we have let go
+        self._keys: dict[str, str] = {}
+        self._armed: set[str] = set()
+        self._aborted = threading.Event()
+        self._is_ending = False
+
+    def open(self, command: str) -> CommandStream:
+        self._aborted.clear()
+        there = self._there or self._reach()
+        try:
+            stream = there.open(command)
+        except LinkLostError as error:
+            machine = self._machine
+            if self._there is None and machine and time.time() < machine.launched_at + _BOOT_S:
+                raise NotYetError(f"{machine.id} boots: {error}") from error
+            raise
+        self._there = there
+        self._arm(there)
+        return stream
+
+    def open_bulk(self, command: str) -> CommandStream | None:
+        return self._there.open_bulk(command) if self._there else None
+
+    def heard_at(self) -> float:
+        there = self._there
+        return there.heard_at() if there else 0.0
+
+    def abort(self) -> None:
+        self._aborted.set()
+        if there := self._there:
+            there.abort()
+
+    def close(self) -> None:
+        there, self._there = self._there, None
+        if there:
+            there.close()
+
+    def recalled(self) -> str:
+        if not (why := self._fleet.runs_out(self._node)) or not self._machine:
+            return ""
+        if self._fleet.is_broke(self._node) and not self._is_ending:
+            self._is_ending = True
+            threading.Thread(target=self.move_on, daemon=True).start()
+        return why
+
+    def move_on(self) -> None:
+        if machine := self._machine:
+            self._left.add(machine.id)
+            self._fleet.end(self._node, [machine])
+
+    def give_back(self) -> None:
+        with self._fleet.starting:
+            self._fleet.end(self._node, self._fleet.machines(self._node.name, 0.0))
+
+    # -- machines --------------------------------------------------------------------------------
+
+    def _reach(self) -> Transport:
+        """The way to a machine that is up and whose host key is known, NotYetError before."""
+        deadline = time.monotonic() + _PROMPT_S
+        while True:
+            try:
+                machine = self._machine = self._find()
+                return self._connect(self._located(machine))
+            except NotYetError:
+                if time.monotonic() > deadline or self._aborted.wait(_LOOK_EVERY_S):
+                    raise
+
+    def _find(self) -> Machine:
+        with self._fleet.starting:  # nobody else may start the same meanwhile
+            known = self._fleet.machines(self._node.name)
+            mine = [one for one in known if one.id not in self._left]
+            machine = min(mine, key=lambda one: not one.is_up, default=None)
+            machine = machine or self._fleet.start(self._node)
+        if not machine.is_up or not self._address(machine):
+            raise NotYetError(f"{machine.id} is starting")
+        return machine
+
+    def _address(self, machine: Machine) -> str:
+        if self._node.host != AWS:
+            return self._node.host
+        return machine.private_host if self._request.private else machine.host
+
+    def _located(self, machine: Machine) -> Node:
+        address, key = self._address(machine), self._host_key(machine)
+        return replace(self._node, host=address, host_key=key, aws=None)
+
+    def _host_key(self, machine: Machine) -> str | None:
+        """What the inventory pins, or the console shows; one's own may also be in known_hosts."""
+        if self._node.host_key:
+            return self._node.host_key
+        if machine.id not in self._keys:
+            with link_errors():
+                key = shown_host_key(self._account.ec2, machine.id)
+            if not key:
+                self._await_key(machine)
+                return None
+            self._keys[machine.id] = key
+        return self._keys[machine.id]
+
+    def _await_key(self, machine: Machine) -> None:
+        if not self._request.is_ours:
+            return  # the console shows keys at the first boot only: known_hosts decides
+        waits_s = min(_KEY_S, 48 * self._request.idle_minutes)
+        if time.time() < machine.launched_at + waits_s:
+            raise NotYetError(f"{machine.id} boots: its console shows no host key yet")
+        self.move_on()
+        raise RefusedError(
+            f"the console of {machine.id} has shown no host key in {waits_s / 60:.0f} minutes",
+            fix="use an image with cloud-init, which prints them, or one whose key is always the "
+            "same, and pin that: host_key",
+        )
+
+    # -- should the head die ---------------------------------------------------------------------
+
+    def _arm(self, there: Transport) -> None:
+        """On one's own instance, the login may start the switch if it may become root."""
+        machine = self._machine
+        if self._request.is_ours or not machine or machine.id in self._armed:
+            return
+        self._armed.add(machine.id)
+        if not self._stops_when_shut_down(machine) or not self._start_switch(there):
+            self._fleet.book.note(machine.id, NO_SWITCH)
+
+    def _stops_when_shut_down(self, machine: Machine) -> bool:
+        """Nobody's own instance is to be terminated by us."""
+        asked = "instanceInitiatedShutdownBehavior"
+        with suppress(HadarError), link_errors():
+            told = self._account.ec2.describe_instance_attribute(
+                InstanceId=machine.id, Attribute=asked
+            )
+            return bool(told["InstanceInitiatedShutdownBehavior"].get("Value") == "stop")
+        return False
+
+    def _start_switch(self, there: Transport) -> bool:
+        with suppress(HadarError):
+            stream = there.open(switch.command(60 * self._request.idle_minutes))
+            stream.be_patient(_ARM_S)
+            told = stream.read(1 << 10)
+            stream.close()
+            return b"armed" in told
+        return False
+
+
+def machine_env(node: Node) -> dict[str, str]:
+    """What an agent on an instance has to know."""
+    return {contract.ALIVE: switch.ALIVE, contract.METADATA: METADATA}
+
+
+def end_instances(node: Node, fleets: Sequence[Fleet]) -> tuple[list[str], list[str]]:
+    """Ends the node's instances of these runs; which there were, and which are left."""
+    before: list[str] = []
+    after: list[str] = []
+    for fleet in fleets:
+        found = fleet.machines(node.name, 0.0)
+        before += [machine.id for machine in found]
+        fleet.end(node, found)
+        after += [machine.id for machine in fleet.machines(node.name, 0.0)]
+    return [said(one) for one in before], [said(one) for one in after]

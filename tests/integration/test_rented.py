@@ -1,0 +1,190 @@
+"""Instances that a run starts, on EC2 as moto plays it, with real machines behind them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hadar_cli.core import events
+from hadar_cli.core.measures.costs import Rental, spent
+from hadar_cli.core.reasons import Absence, Loss
+from hadar_cli.core.state import RunState
+from hadar_cli.runs.rentals import RentalBook, read_rentals
+from hadar_cli.runs.store import find_run, read_journal
+from tests.support.ec2 import Ec2Lab, running_ec2
+
+SUPPORT = Path(__file__).parents[1] / "support"
+STEPS = 300
+MIX = f"""
+slot_s: 2
+merge: paper
+jobs:
+  - {{script: {SUPPORT}/gated_script.py, args: [GATE], steps: {STEPS}, batch_size: 8, count: 3}}
+"""
+# A copy that was sent ahead, sent too late, or still starting has no step to lose.
+UNTRAINED = {Loss.PROCESS_GONE, Loss.ORDER_REFUSED, Loss.TERMINATED}
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Iterator[Ec2Lab]:
+    with running_ec2(tmp_path_factory.mktemp("ec2") / "lab", count=2) as lab:
+        yield lab
+
+
+@pytest.fixture(autouse=True)
+def no_head_outlives_its_test() -> Iterator[None]:
+    yield
+    while STARTED:
+        STARTED.pop().kill()
+
+
+def start(cwd: Path, *words: str, **env: str) -> subprocess.Popen[str]:
+    code = "from hadar_cli.cli.main import main; main()"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=cwd,
+        env={**clean, "AWS_EC2_METADATA_DISABLED": "true", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    STARTED.append(process)
+    return process
+
+
+def hadar(cwd: Path, *words: str, expect: int = 0, **env: str) -> str:
+    process = start(cwd, *words, **env)
+    told, _ = process.communicate(timeout=240)
+    assert process.returncode == expect, told
+    return told
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def journal(cwd: Path) -> list[events.Event]:
+    return read_journal(cwd / "runs" / "r" / "journal.jsonl")
+
+
+def counted(cwd: Path, kind: type) -> int:
+    return sum(isinstance(event, kind) for event in journal(cwd))
+
+
+def state_of(cwd: Path) -> RunState:
+    state = RunState(find_run(cwd / "runs", "r").facts.mix.jobs)
+    for event in journal(cwd):
+        state.apply(event)
+    return state
+
+
+def absences(cwd: Path) -> dict[str, Absence]:
+    return {device: event.reason for device, event in state_of(cwd).lost_devices.items()}
+
+
+@pytest.mark.timeout(900)
+def test_a_run_survives_what_the_cloud_and_its_user_do_to_it(lab, tmp_path):
+    """kill -9 and resume, a spot notice, no money left, clean: all steps count once."""
+    gate = tmp_path / "gate"
+    (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(gate)))
+    one, two = lab.names
+    head = start(tmp_path, "run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
+    wait_until((tmp_path / "runs" / "r" / "journal.jsonl").exists)
+    wait_until(lambda: counted(tmp_path, events.WeightsMerged) >= 1)
+    before = lab.running()
+    assert set(before) == {one, two}
+    tags = lab.client.describe_tags(Filters=[{"Name": "resource-id", "Values": [before[one]]}])
+    assert {"hadar:run": "r"}.items() <= {t["Key"]: t["Value"] for t in tags["Tags"]}.items()
+    behaviour = lab.client.describe_instance_attribute(
+        InstanceId=before[one], Attribute="instanceInitiatedShutdownBehavior"
+    )
+    assert behaviour["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
+    heard_at = (lab[one].path / "alive").stat().st_mtime
+    wait_until(lambda: (lab[one].path / "alive").stat().st_mtime > heard_at)
+    head.send_signal(signal.SIGKILL)
+    head.wait()
+
+    head = start(tmp_path, "resume", "r")
+    merged = counted(tmp_path, events.WeightsMerged)
+    wait_until(lambda: counted(tmp_path, events.WeightsMerged) > merged)
+    assert lab.running() == before, "the instances were found again"
+
+    since = state_of(tmp_path).now
+    lab.give_notice(one)
+    wait_until(lambda: lab.running().get(one, before[one]) != before[one])
+    wait_until(lambda: one not in absences(tmp_path))
+    lost = [e for e in journal(tmp_path) if isinstance(e, events.CopyLost) and e.t > since]
+    assert {event.reason for event in lost} <= UNTRAINED
+    assert head.poll() is None
+
+    head.send_signal(signal.SIGKILL)  # and much is spent before anybody goes on
+    head.wait()
+    book, now = RentalBook(tmp_path / "runs" / "r"), time.time()
+    left = 10.0 - spent(book.rentals, now) - 2.0 * 110 / 3600  # of both, for 110 s
+    book.begin(Rental("i-dear", one, "p5.48xlarge", left, now - 3600, now))
+    told = hadar(tmp_path, "resume", "r", expect=3)
+    assert "budget of $10.00 is used up" in told
+    assert lab.running() == {}
+    assert counted(tmp_path, events.WeightsMerged) > merged, "what they had was handed in"
+
+    text = lab.inventory.read_text().replace("budget = 10.0", "budget = 100.0")
+    (tmp_path / "richer.toml").write_text(text)
+    gate.touch()
+    hadar(tmp_path, "resume", "r", "-n", "richer.toml")
+    state = state_of(tmp_path)
+    state.validate()
+    assert [len(job.done) for job in state.jobs.values()] == [STEPS] * 3
+    assert lab.running() == {}
+    assert all(rental.until for rental in read_rentals(tmp_path / "runs" / "r"))
+
+
+@pytest.mark.timeout(300)
+def test_clean_ends_what_a_dead_head_left_and_proves_it(lab, tmp_path):
+    (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(tmp_path / "gate")))
+    head = start(tmp_path, "run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
+    wait_until(lambda: len(lab.running()) == 2)
+    head.send_signal(signal.SIGKILL)
+    head.wait()
+    left = lab.running()
+    told = hadar(tmp_path, "clean", "r", "--yes")
+    assert lab.running() == {}
+    assert all(instance in told for instance in left.values())
+    assert "Nothing of run r is left there" in told
+    wait_until(lambda: not any(node.is_up for node in lab.nodes))
+
+
+@pytest.mark.parametrize(
+    ("change", "env", "why", "fix"),
+    [
+        (("lab-titan-rtx", "nope"), {}, "nope", "describe-launch-templates"),
+        (('template = "lab-titan-rtx"\nspot = true', 'ids = ["i-00000000"]'), {}, "i-00000000", ""),
+        (("budget = 10.0", "budget = 0.01"), {}, "first 5 minutes", "raise it to"),
+        (("budget = 10.0", "budget = 0"), {}, "out of range", "above 0"),
+        (("config = ", "profile = 'nobody'\nconfig = "), {}, "nobody", "list-profiles"),
+        (("/aws.config", "/nothing"), {}, "there is no", "mend the path"),
+        (("config = ", "# "), {"AWS_CONFIG_FILE": "/dev/null"}, "region", "us-east-1"),
+        (("config = ", "region = 'us-east-1' # "), {}, "credentials", "aws configure"),
+        (("", ""), {"PYTHONPATH": "WITHOUT"}, "boto3", "pip install 'hadar[aws]'"),
+    ],
+)
+def test_what_cannot_start_is_refused_before_anything_is(lab, tmp_path, change, env, why, fix):
+    (tmp_path / "mix.yaml").write_text(MIX)
+    (tmp_path / "nodes.toml").write_text(lab.inventory.read_text().replace(*change))
+    without = tmp_path / "without"
+    without.mkdir()
+    (without / "boto3.py").write_text("raise ImportError")
+    env = {key: value.replace("WITHOUT", str(without)) for key, value in env.items()}
+    none = {"AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "HOME": str(tmp_path)}
+    told = hadar(tmp_path, "run", "mix.yaml", expect=2, **{**none, **env})
+    assert why in told and fix in " ".join(told.split()) and "Traceback" not in told
+    assert lab.running() == {} and not (tmp_path / "runs").exists()
