@@ -107,5 +107,5 @@ def _gpus(kind: str | None, spot: Spot) -> tuple[Gpu, ...]:
     held = gpus_of(kind)
     gpu = find_gpu(held[0]) if held else None
     if not held or not gpu:
-        raise spot.inside("type").error(f"hadar knows no GPU of '{kind}'", fix)
+        raise spot.inside("type").error(f"no GPU of '{kind}' is known", fix)
     return (gpu,) * held[1]
