@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from hadar_cli import __version__, policies
 from hadar_cli.core import events
-from hadar_cli.core.estimates.gangs import LEAST_STEPS, speeds_seen
+from hadar_cli.core.estimates.learning import learn
 from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.measures.metrics import lower_bound
 from hadar_cli.core.model import Job, Mix, Node, devices_of
@@ -118,7 +118,7 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
     state, rates = RunState(facts.mix.jobs), RateModel(facts.mix.jobs, devices)
     with contradictions_of(store):
         for event in state.following(happened):
-            _learn(rates, state, event)
+            learn(rates, state.started, event)
     if state.finished:
         return state
     interrupts.ignore(False)
@@ -319,20 +319,6 @@ def _connection(
     if isinstance(access, LocalAccess):
         return LocalConnection(access, store, packer, nursery)
     return RemoteConnection(access, store, packer)
-
-
-def _learn(rates: RateModel, state: RunState, event: events.Event) -> None:
-    if isinstance(event, events.CopyFinished) and event.steps and event.train_s > 0:
-        started = state.started[event.attempt]
-        for device, steps, seconds in speeds_seen(started, event):
-            rates.observe(started.job, device, steps, seconds)
-        if started.gang and event.members and event.steps >= LEAST_STEPS:
-            rates.observe_gang(started.job, started.gang, event.steps, event.train_s)
-    elif isinstance(event, events.WeightsMerged):
-        rates.observe_size(event.job, event.bytes, event.optimizer)
-    elif isinstance(event, events.NodesReplaced):
-        for device in event.changed:
-            rates.forget(device)
 
 
 def _versions() -> dict[str, str]:

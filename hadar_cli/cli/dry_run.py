@@ -19,6 +19,7 @@ from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.model import Device, Mix, Node, devices_of
 from hadar_cli.report.format import NOTHING, bytes, duration, figures, listed, plain
 from hadar_cli.report.terminal.tables import table
+from hadar_cli.report.ways import way_words, why_words
 from hadar_cli.simulation.rehearsal import (
     MOST_JOBS,
     MOST_ROUNDS,
@@ -92,6 +93,8 @@ def _print_outlook(console: Console, mix: Mix, nodes: Sequence[Node], outlook: O
     rounds = f"{len(outlook.rounds)} rounds of {mix.slot_s:g} s"
     console.print(f"\nThe plan of {mix.policy.name}, {rounds}", style="bold")
     console.print(_plan_table(devices_of(nodes), outlook.stays))
+    for job, ways in outlook.ways.items():
+        console.print(f"{job}: {way_words(ways)}; {why_words(ways)}.")
     console.print("\nForecast", style="bold")
     console.print(_forecast_table(outlook))
     for line in _remarks(outlook):
@@ -224,4 +227,5 @@ def _forecast_record(mix: Mix, outlook: Outlook) -> records.PlanForecast:
         moved_bytes=outlook.moved_bytes,
         cost=outlook.cost,
         nodes=tuple(records.NodeWorth(w.node, w.ttd_s, w.saves_s) for w in outlook.worths),
+        ways=dict(outlook.ways),
     )

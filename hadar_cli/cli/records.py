@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hadar_cli.core.measures.summary import Ways
+
 
 @dataclass(frozen=True, slots=True)
 class RunOutline:
@@ -239,6 +241,7 @@ class PlanForecast:
     moved_bytes: int | None  # over the network; null where the weights' size is not known
     cost: float | None  # null where no node has a price
     nodes: tuple[NodeWorth, ...]
+    ways: dict[str, Ways]  # by job: alone, by shared steps or by merged copies, and what decided
 
 
 @dataclass(frozen=True, slots=True)

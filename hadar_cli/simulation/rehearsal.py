@@ -16,6 +16,8 @@ from hadar_cli.core import events
 from hadar_cli.core.estimates.gangs import speeds_seen
 from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.measures.forecast import Forecast, Verdict, judge
+from hadar_cli.core.measures.summary import Ways
+from hadar_cli.core.measures.ways import ways_of
 from hadar_cli.core.model import Device, Mix, Node, are_accelerators, devices_of
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Observer
@@ -70,6 +72,7 @@ class Outlook:
     moved_bytes: int | None  # over the network; None where nobody knows the weights' size
     cost: float | None  # of all priced nodes for the whole time; None where no node has a price
     worths: tuple[Worth, ...]
+    ways: Mapping[str, Ways]  # by job
 
 
 # -- what is known ---------------------------------------------------------------------------
@@ -119,8 +122,10 @@ class _Notebook(Observer):
     rounds: list[events.RoundPlanned] = field(default_factory=list)
     starts: list[events.CopyStarted] = field(default_factory=list)
     finishes: list[events.CopyFinished] = field(default_factory=list)
+    all: list[events.Event] = field(default_factory=list)
 
     def happened(self, event: events.Event) -> None:
+        self.all.append(event)
         match event:
             case events.RoundPlanned():
                 self.rounds.append(event)
@@ -222,7 +227,13 @@ def foresee(
         moved_bytes=_moved_bytes(notebook, nodes, knowledge.fit),
         cost=_cost(nodes, forecast.ttd_s),
         worths=tuple(_worths(mix, nodes, knowledge, forecast.ttd_s)) if worths else (),
+        ways=_ways(mix, devices, notebook),
     )
+
+
+def _ways(mix: Mix, devices: Sequence[Device], notebook: _Notebook) -> dict[str, Ways]:
+    found = ways_of(mix.jobs, devices, mix.policy.name, notebook.all)
+    return {job.name: found[job.id] for job in mix.jobs if job.id in found}
 
 
 def forecast(mix: Mix, nodes: Sequence[Node], runs: Path) -> Forecast | None:

@@ -9,15 +9,18 @@ shares, which DDP has and the paper assumes, run at W times the slowest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from hadar_cli.core.events import CopyFinished, CopyStarted
+from hadar_cli.core.model import Device
 
 EQUAL, PROPORTIONAL = "equal", "proportional"
 SHARES = (PROPORTIONAL, EQUAL)
 MEETING_S = 0.002  # of each member: what an exchange of gradients takes, however small
 LOOPBACK_S = 0.6e-9  # of each member and byte; 1, 10 and 45 MB among five took 11, 29 and 138 ms
 NETWORK_S = 9e-9  # of a byte, at 1 Gb/s, of which each member sends and receives nearly two copies
+GAIN = 1.1  # times as fast as the fastest alone: less is not worth the others' company
 LEAST_STEPS = 8  # of a gang's order that tell its speed: the first ones wait for everybody's start
 FIXED = 0.05  # of the time that a whole batch takes a device: what a smaller share does not save
 
@@ -43,6 +46,32 @@ def exchange_s(members: int, size: float, is_far: bool) -> float:
         return 0.0
     way_s = 2 * (members - 1) / members * size * NETWORK_S if is_far else 0.0
     return members * (MEETING_S + LOOPBACK_S * size) + way_s
+
+
+def are_far(devices: Sequence[Device]) -> bool:
+    """Whether a gang of these exchanges gradients over a network."""
+    return len({device.node for device in devices}) > 1 and devices[0].reach.startswith("network ")
+
+
+class Speeds(Protocol):
+    """Steps per second of a job on one device, and on several together."""
+
+    def rate(self, job_id: int, device_name: str) -> float: ...
+
+    def gang(self, job_id: int, device_names: Sequence[str]) -> float: ...
+
+
+def best_company(
+    job_id: int, best: str, others: Iterable[str], rates: Speeds
+) -> tuple[tuple[str, ...], float]:
+    """The gang around ``best`` and its rate: the fastest join first, each as long as it helps."""
+    gang: tuple[str, ...] = (best,)
+    rate = rates.rate(job_id, best)
+    for device in sorted(others, key=lambda name: -rates.rate(job_id, name)):
+        wider = rates.gang(job_id, (*gang, device))
+        if rates.rate(job_id, device) > 0 and wider > rate:
+            gang, rate = (*gang, device), wider
+    return gang, rate
 
 
 def shares_of(rates: Sequence[float], shares: str) -> tuple[float, ...]:

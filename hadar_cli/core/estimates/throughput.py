@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hadar_cli.core.arrays import IntArray
 from hadar_cli.core.estimates.formula import device_factor, job_factor
-from hadar_cli.core.estimates.gangs import PROPORTIONAL, exchange_s, gang_rate
+from hadar_cli.core.estimates.gangs import PROPORTIONAL, are_far, exchange_s, gang_rate
 from hadar_cli.core.model import Device, Job
 
 Matrix = NDArray[np.float64]
@@ -111,7 +111,7 @@ class RateModel:
         self._steps: Matrix = np.zeros_like(self._estimates)
         self._seconds: Matrix = np.zeros_like(self._estimates)
         self._rates: Matrix | None = self._estimates
-        self._places = {device.name: (device.node, device.reach) for device in devices}
+        self._devices = {device.name: device for device in devices}
         self._bytes = {rows[name]: _usual_bytes(job) for name, job in examples.items()}
         self._exchange: dict[tuple[int, bool], float] = {}  # by class and distance, times the usual
 
@@ -191,9 +191,7 @@ class RateModel:
         return gang_rate(rates, self._shares[job_id])
 
     def _usual_s(self, job_id: int, device_names: Sequence[str]) -> tuple[float, tuple[int, bool]]:
-        places = [self._places[name] for name in device_names]
-        is_far = len({node for node, _ in places}) > 1 and places[0][1].startswith("network ")
-        row = self._row[job_id]
+        is_far, row = are_far([self._devices[name] for name in device_names]), self._row[job_id]
         return exchange_s(len(device_names), self._bytes[row], is_far), (row, is_far)
 
     def matrix(self, job_ids: Sequence[int], device_names: Sequence[str] | None = None) -> Matrix:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum, isfinite
 from typing import TypeAlias
 
@@ -36,6 +36,7 @@ from hadar_cli.core.measures.summary import (
     RunSummary,
 )
 from hadar_cli.core.measures.timeline import Timeline, gaps, trace
+from hadar_cli.core.measures.ways import ways_of
 from hadar_cli.core.model import Device, Job, Mix
 from hadar_cli.core.reasons import Absence
 from hadar_cli.core.state import JobState, RunState
@@ -50,7 +51,9 @@ def summarise(
         ledger.add(event)
     timeline = trace((device.name for device in devices), happened)
     rates = _pair_rates(ledger.trained, mix, devices)
-    jobs = tuple(ledger.summary_of(job) for job in ledger.state.jobs.values())
+    states = ledger.state.jobs.values()
+    ways = ways_of([state.job for state in states], devices, mix.policy.name, happened)
+    jobs = tuple(replace(ledger.summary_of(state), ways=ways.get(state.job.id)) for state in states)
     each = tuple(_device_summary(device, ledger, timeline, rates) for device in devices)
     jcts = [job.jct_s for job in jobs if job.jct_s is not None]
     busy_s = fsum(device.busy_s for device in each)

@@ -6,6 +6,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Ways:
+    """A job's counted steps by how they came about, and what decided that."""
+
+    alone: int
+    shared: int  # by the members of a gang, each taking a part of every mini-batch
+    merged: int  # by copies that trained apart
+    decided_by: str  # policy, mix, script (it cannot share) or time (of a step)
+    alone_s: float | None = None  # of a step on the fastest device
+    shared_s: float | None = None  # of a step of the best gang
+    sharers: int = 0  # its members
+    sharing_pays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobSummary:
     name: str
     workload: str
@@ -25,6 +39,7 @@ class JobSummary:
     failed: str | None = None  # why no device could train it
     higher_is_better: bool | None = None  # of the metric; null where nobody knows
     improved: bool | None = None  # over the untrained model
+    ways: Ways | None = None  # alone, by shared steps or by merged copies; null before any counts
 
     @property
     def forking_pays(self) -> bool:

@@ -8,36 +8,29 @@ it, the devices of one node share steps, as the paper's copy is a node, and node
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from hadar_cli.core.estimates.gangs import GAIN, best_company
 from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.model import Device
 from hadar_cli.core.policies.port import JobView, Stint
 
-_GAIN = 1.1  # times as fast as the fastest alone: less is not worth the others' company
-
 
 def helpful_company(
-    view: JobView, best: str, others: Iterable[str], rates: Rates
+    view: JobView, best: str, others: Sequence[str], rates: Rates
 ) -> tuple[str, ...]:
     """The devices that had better share the job's steps, ``best`` first; it alone where none helps.
 
     The fastest join first, each as long as it makes the gang faster: what exchanging gradients
     takes, as far as it is known, is in a gang's rate. Who asks for sharing gets the best company.
     """
-    job = view.job.id
-    gang: tuple[str, ...] = (best,)
-    alone = rate = rates.rate(job, best)
-    if alone <= 0:
-        return gang
-    for device in sorted(others, key=lambda name: -rates.rate(job, name)):
-        wider = rates.gang(job, (*gang, device))
-        if rates.rate(job, device) > 0 and wider > rate:
-            gang, rate = (*gang, device), wider
-    if view.job.mode == "share" and len(gang) == 1:
-        return (best, *(device for device in others if rates.rate(job, device) > 0))
-    return gang if view.job.mode == "share" or rate > _GAIN * alone else (best,)
+    alone = rates.rate(view.job.id, best)
+    gang, rate = best_company(view.job.id, best, others, rates) if alone > 0 else ((best,), 0.0)
+    if view.job.mode != "share":
+        return gang if rate > GAIN * alone else (best,)
+    able = (device for device in others if rates.rate(view.job.id, device) > 0)
+    return gang if len(gang) > 1 else (best, *able)
 
 
 def share_nodes(

@@ -63,7 +63,8 @@ class JobNow:
     steps: int
     target: int
     effective: float
-    copies: int
+    copies: int  # devices that train it now
+    shares: bool  # whether some of these share its steps; else copies are merged
     merges: int
     losses: tuple[float, ...]
     left: Estimate | None = None
@@ -325,6 +326,7 @@ class Scene:
             job.job.target_steps,
             job.effective_steps,
             len({d for copy in job.active.values() for d in copy.devices}) if self.driven else 0,
+            self.driven and any(copy.gang for copy in job.active.values()),
             job.generation,
             tuple(self._losses[job.job.id].points),
             left,

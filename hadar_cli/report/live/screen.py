@@ -42,7 +42,7 @@ _JOBS = (
     Column("STEPS", 11, right=True),
     Column("EFFECTIVE", 9, right=True, needs=110),
     Column("MERGES", 6, right=True, needs=110),
-    Column("ON", 3, right=True, needs=70),
+    Column("ON", 8, right=True, needs=84),
     Column("LOSS", 6, grows=1, needs=76),
     Column(" ", 6, right=True),
     Column("LEFT", 14, right=True),
@@ -171,11 +171,18 @@ def _job_cells(job: JobNow, colours: dict[str, Style], now: float) -> dict[str, 
         "STEPS": f"{_count(job.steps)}/{_count(job.target)}",
         "EFFECTIVE": f"{job.effective:,.0f}",
         "MERGES": str(job.merges),
-        "ON": str(job.copies) if job.copies else NOTHING,
+        "ON": _way(job),
         "LOSS": Cell(lambda width: sparkline(job.losses, width), _DIM),
         " ": figures(loss),
         "LEFT": _job_left(job, now),
     }
+
+
+def _way(job: JobNow) -> str:
+    """On how many devices, and how these go together: by shared steps, or by merges."""
+    if job.copies < 2:
+        return str(job.copies or NOTHING)
+    return f"{job.copies} {'shared' if job.shares else 'merged'}"
 
 
 def _job_left(job: JobNow, now: float) -> Cell | str:

@@ -26,10 +26,12 @@ from hadar_cli.report.format import (
 from hadar_cli.report.record import RunRecord
 from hadar_cli.report.terminal import gantt
 from hadar_cli.report.terminal.tables import name, table
+from hadar_cli.report.ways import way_words, why_words
 
 _WIDEST = 120
 _ROOMY = 106  # columns from which the tables show everything
 _NOTES = 12
+_MOST_WAYS = 12  # jobs
 
 # Where time goes: what it is called, its shade without colour, its colour.
 _PARTS = {
@@ -64,6 +66,7 @@ def _parts(
     yield from _where_time_went(summary, width)
     yield _heading("Jobs")
     yield _jobs(summary.jobs, width)
+    yield from _ways(summary.jobs)
     yield from _remarks(summary.jobs)
     yield ""
     yield _heading("Devices")
@@ -196,6 +199,21 @@ def _jobs(jobs: tuple[JobSummary, ...], width: int) -> Table:
             *more,
         )
     return rows
+
+
+def _ways(jobs: tuple[JobSummary, ...]) -> Iterator[Text]:
+    """How each job used the devices, where there was a choice: else nobody wonders."""
+    told = [(i, job.ways) for i, job in enumerate(jobs) if job.ways]
+    if all(ways.decided_by == "policy" for _, ways in told):
+        return
+    for i, ways in told[:_MOST_WAYS]:
+        yield Text.assemble(
+            (f"{gantt.key(i)}  ", gantt.colour(i)),
+            way_words(ways),
+            (f"; {why_words(ways)}", "dim"),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
 
 
 def _remarks(jobs: tuple[JobSummary, ...]) -> Iterator[Text]:
