@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
@@ -18,11 +19,13 @@ from hadar_cli.report.words import not_handed_in
 from hadar_cli.runs.store import RunStore, read_journal, read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
     from hadar_cli.core.estimates.throughput import RateModel
     from hadar_cli.core.state import RunState
+    from hadar_cli.observers.catalog import Choice
+    from hadar_cli.observers.companions import Companions
     from hadar_cli.report.live.live import LiveView
 
     Clock: TypeAlias = Callable[[], float]
@@ -30,14 +33,20 @@ if TYPE_CHECKING:
 _LEFT = "stopped; what was merged is kept"
 
 
-def conduct(store: RunStore, as_json: bool, no_live: bool) -> None:
-    """Trains to the end and prints the summary; leaves early only with a way to go on."""
+def conduct(store: RunStore, as_json: bool, no_live: bool, observe: Sequence[Choice] = ()) -> None:
+    """Trains to the end and prints the summary; leaves early only with a way to go on.
+
+    ``observe`` are observers beside those that the run has already.
+    """
     way_on = f"continue with: hadar resume {store.directory.name}"
     if store.directory.parent != DEFAULT_RUNS:
         way_on += f" --runs-dir {store.directory.parent}"
     try:
-        with _view(store, live=can_show_live() and not as_json and not no_live) as view:
-            drive(store, _watching(store, view), view.interrupted)
+        with (
+            _observed(store, observe) as company,
+            _view(store, live=can_show_live() and not as_json and not no_live) as view,
+        ):
+            drive(store, _watching(store, view, company), view.interrupted)
     except KeyboardInterrupt as interrupt:
         kept = _kept(store) if isinstance(interrupt, Interrupted) else _LEFT
         stderr().print(escape(f"{kept}; {way_on}"))
@@ -70,15 +79,34 @@ def _tell_of_jobs_cut_short(store: RunStore) -> None:
         raise UnfinishedError(told, fix="raise its max_duration in the mix and run it again")
 
 
-def _watching(store: RunStore, view: LiveView | Lines) -> Watch:
+def _watching(store: RunStore, view: LiveView | Lines, company: Companions) -> Watch:
     """Has the view look anew whenever jobs or nodes have come or gone."""
 
-    def watch(state: RunState, rates: RateModel, clock: Clock) -> LiveView | Lines:
+    def watch(state: RunState, rates: RateModel, clock: Clock) -> Any:
         facts = store.facts
         view.cast(facts.mix, devices_of(facts.nodes))
-        return view.watch(state, rates, clock)
+        company.tell = view.tell
+        return company.beside(view.watch(state, rates, clock))
 
     return watch
+
+
+@contextmanager
+def _observed(store: RunStore, more: Sequence[Choice]) -> Iterator[Companions]:
+    """Observers write in processes of their own, which end with the run."""
+    from hadar_cli.observers.companions import Companions
+    from hadar_cli.observers.writing import kept_choices
+
+    def tell(words: str) -> None:
+        stderr().print(escape(words))
+
+    wanted = {choice.name: choice for choice in (*kept_choices(store), *more)}
+    company = Companions(store, wanted.values(), tell)
+    try:
+        yield company
+    finally:
+        company.tell = tell  # the view is closed
+        company.end()
 
 
 def _view(store: RunStore, live: bool) -> LiveView | Lines:

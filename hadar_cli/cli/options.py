@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hadar_cli.core.model import Device, Mix, Node
+    from hadar_cli.observers.catalog import Choice
     from hadar_cli.visits.profile_cache import Cached
 
 
@@ -34,6 +35,14 @@ Timeout = Annotated[
     float,
     typer.Option(
         "--timeout", metavar="SECONDS", min=1, help="How long to wait for a machine's first answer."
+    ),
+]
+Observe = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--observe",
+        metavar="NAME[:field=value,...]",
+        help="Give its curves to tensorboard, wandb or mlflow while it runs.",
     ),
 ]
 NoLive = Annotated[bool, flag("--no-live", "Plain lines in place of the live view.")]
@@ -94,6 +103,16 @@ def preset_note(mix: Mix, devices: list[Device]) -> str | None:
     if real:
         return "preset auto: the paper's models, as every device is a GPU"
     return "preset auto: tiny models on synthetic data, as not every device is a GPU"
+
+
+def observers(words: list[str] | None) -> list[Choice]:
+    """What ``--observe`` names, with its library there."""
+    from hadar_cli.observers.catalog import parse, require_installed
+
+    choices = parse(words or [], "--observe")
+    for choice in choices:
+        require_installed(choice)
+    return choices
 
 
 def print_json(content: Any) -> None:

@@ -229,7 +229,7 @@ def read_journal(path: Path) -> list[Event]:
     events: list[Event] = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            events.append(_decode(line))
+            events.append(decode(line))
         except (ValueError, KeyError, RecursionError) as error:
             if number == len(lines) - 1:
                 break
@@ -314,7 +314,7 @@ def is_taken(directory: Path) -> bool:
     return directory.exists() and not begun.issuperset(path.name for path in directory.iterdir())
 
 
-def _decode(line: bytes) -> Event:
+def decode(line: bytes) -> Event:
     crc, _, body = line.partition(b" ")
     if int(crc, 16) != zlib.crc32(body):
         raise ValueError("checksum does not match")

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from hadar_cli.core import events
-from hadar_cli.runs.store import RunStore, _decode
+from hadar_cli.runs.store import RunStore, decode
 from tests.faults.checker import Violation
 from tests.faults.real_site import Site
 
@@ -125,7 +125,7 @@ class RealRun:
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
         now = time.monotonic()
-        self.seen += [Seen(now, _decode(line)) for line in whole.splitlines()]
+        self.seen += [Seen(now, decode(line)) for line in whole.splitlines()]
 
     def count(self, *kinds: type) -> int:
         return sum(isinstance(seen.event, kinds) for seen in self.seen)

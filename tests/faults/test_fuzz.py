@@ -78,7 +78,7 @@ def parse_trustingly(line: bytes) -> wire.Message:
 
 
 BUGS = {
-    "journals": (store, "_decode", decode_trustingly),
+    "journals": (store, "decode", decode_trustingly),
     "frames": (wire, "_parse", parse_trustingly),
     "agent messages": (wire, "_parse", parse_trustingly),
     "throughputs": (traces, "_rate", float),

@@ -52,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "trial": {"core", "core.policies", "engine", "node", "project", "runs", "weights", "assembly"},
     "selftest": {"core", "runs", "visits", "trial", "assembly", "workloads"},
+    "observers": {"core", "core.measures", "engine", "runs"},
     "report": {"core", "core.measures", "runs"},
     "report.terminal": {"core", "core.measures", "report", "simulation"},
     "report.live": {"core", "core.estimates", "engine", "report", "report.terminal", "runs"},
@@ -81,7 +82,7 @@ _BEHIND_COMMANDS = {
         "trial",
         "assembly",
     ),
-    *("project", "selftest", "workloads"),
+    *("project", "selftest", "workloads", "observers"),
 }
 # A command does not import its own room: none imports another. Only `main` knows them all.
 ALLOWED["cli"] = _BEHIND_COMMANDS | {"cli"}

@@ -31,6 +31,14 @@ def report(
     as_json: AsJson = False,
     every: Annotated[bool, flag("--list", "List all runs, oldest first.")] = False,
     sweep: Annotated[bool, flag("--sweep", "The trials of its sweeps, and the best.")] = False,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:field=value,...]",
+            help="Give its curves to tensorboard, wandb or mlflow: what these do not have yet.",
+        ),
+    ] = None,
+    follow: Annotated[bool, flag("--follow", "With --to: also what comes, until it ends.")] = False,
     page: Annotated[
         Path | None,
         typer.Option(
@@ -52,6 +60,11 @@ def report(
         if runs or page or tables:
             raise InputError("--list shows all runs and takes nothing beside it", field="--list")
         _list(runs_dir, as_json)
+        return
+    if follow and not to:
+        raise InputError("it goes with --to", field="--follow", fix="name an observer: --to NAME")
+    if to:
+        _give(runs_dir, runs or [], to, follow)
         return
     records = _read(runs_dir, runs or [])
     if sweep:
@@ -112,6 +125,26 @@ def _show(records: list[RunRecord]) -> None:
     from hadar_cli.report.terminal.summary import show
 
     show(records[0], stdout())
+
+
+def _give(runs_dir: Path, names: list[str], words: list[str], follows: bool) -> None:
+    """To each observer in turn; its fields are those given, or else those the run has noted."""
+    from hadar_cli.observers.catalog import parse, require_installed
+    from hadar_cli.observers.writing import Desk, follow, write_once
+    from hadar_cli.runs.store import find_run
+
+    choices = parse(words, "--to")
+    if follows and len(choices) * max(1, len(names)) > 1:
+        raise InputError("it follows one run for one observer", field="--follow", fix="name one")
+    for choice in choices:
+        require_installed(choice)
+    wanted: list[str | None] = [*dict.fromkeys(names)] or [None]
+    for store in [find_run(runs_dir, name) for name in wanted]:
+        for choice in choices:
+            used = choice if choice.fields else Desk(store, choice.name).kept() or choice
+            count, place = (follow if follows else write_once)(store, used)
+            told = f"{count:,} new values of {store.directory.name}; see: {place}"
+            stderr().print(f"{choice.name}: {told}")
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hadar_cli.cli import completion
-from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, NoLive, RunsDir, read_inventory, stderr
+from hadar_cli.cli.options import (
+    DEFAULT_RUNS,
+    AsJson,
+    NoLive,
+    Observe,
+    RunsDir,
+    observers,
+    read_inventory,
+    stderr,
+)
 
 if TYPE_CHECKING:
     from hadar_cli.runs.store import RunStore
@@ -30,6 +39,7 @@ def resume(
         ),
     ] = None,
     runs_dir: RunsDir = DEFAULT_RUNS,
+    observe: Observe = None,
     as_json: AsJson = False,
     no_live: NoLive = False,
 ) -> None:
@@ -37,13 +47,14 @@ def resume(
     from hadar_cli.cli.conduct import conduct
     from hadar_cli.runs.store import find_run, is_finished
 
+    watched = observers(observe)
     store = find_run(runs_dir, run) if run else _newest_unfinished(runs_dir)
     if is_finished(store):
         stderr().print(f"run {store.directory.name} is finished; see: hadar report")
         return
     if nodes:
         _replace_nodes(store, nodes)
-    conduct(store, as_json, no_live)
+    conduct(store, as_json, no_live, watched)
 
 
 def _replace_nodes(store: RunStore, path: Path) -> None:

@@ -19,8 +19,10 @@ from hadar_cli.cli.options import (
     AsJson,
     NodesFile,
     NoLive,
+    Observe,
     RunsDir,
     flag,
+    observers,
     preset_note,
     read_inventory,
     require_file,
@@ -64,6 +66,7 @@ def run(
     dry_run: Annotated[
         bool, flag("--dry-run", "Show what would run where, and start nothing.")
     ] = False,
+    observe: Observe = None,
     as_json: AsJson = False,
     no_live: NoLive = False,
 ) -> None:
@@ -79,6 +82,7 @@ def run(
     from hadar_cli.simulation.fitting import slot_for
     from hadar_cli.simulation.rehearsal import gather
 
+    watched = observers(observe)
     inventory = priced(read_inventory(nodes), stderr().print)
     batch = _read_mix(mix, devices_of(inventory), data_dir, policy, slot, seed)
     if batch.chooses_slot and not slot:
@@ -93,7 +97,7 @@ def run(
     sent = parcels(batch)
     facts = replace(_facts(batch, inventory, runs_dir, name), waits_for_work=wait_for_work)
     _announce(facts, sent)
-    conduct(RunStore.create(runs_dir, facts), as_json, no_live)
+    conduct(RunStore.create(runs_dir, facts), as_json, no_live, watched)
 
 
 def _read_mix(

@@ -87,7 +87,9 @@ class Timeline:
 
 
 @dataclass(slots=True)
-class _Tracing:
+class Tracing:
+    """Lays events out in time one by one; only spans of the devices in ``spans`` are kept."""
+
     spans: dict[str, list[Span]]
     now: float = 0.0
     open: dict[str, events.CopyStarted] = field(default_factory=dict)
@@ -159,7 +161,7 @@ class _Tracing:
 
 def trace(devices: Iterable[str], happened: Iterable[events.Event]) -> Timeline:
     """Lays a journal out in time; attempts still under way at its end count as lost."""
-    tracing = _Tracing({device: [] for device in devices})
+    tracing = Tracing({device: [] for device in devices})
     for event in happened:
         tracing.add(event)
     tracing.leave()

@@ -79,6 +79,10 @@ class Lines:
             self._prepared_at[report.node] = now
             self._print(now, preparation(report))
 
+    def tell(self, words: str) -> None:
+        """What is no event of the run."""
+        self._print(self._scene.now, plain(words, 400))
+
     def winding_up(self, devices: Sequence[str], most_s: float) -> None:
         self._print(self._scene.now, waiting_for(devices, most_s))
 

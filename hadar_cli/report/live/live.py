@@ -17,10 +17,11 @@ from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Preparing, Progressed
-from hadar_cli.report.format import clock, count
+from hadar_cli.report.format import clock, count, plain
 from hadar_cli.report.live.lines import preparation, waiting_for
 from hadar_cli.report.live.scene import Scene
 from hadar_cli.report.live.screen import frame
+from hadar_cli.report.words import Entry
 
 _PAINT_EVERY_S = 0.4  # the head shares its cores with the training it shows
 _ON_LEAVING = 40  # lines of the log
@@ -80,6 +81,10 @@ class LiveView:
     def interrupted(self) -> None:
         self._stopping = True
         self.paint()
+
+    def tell(self, words: str) -> None:
+        """What is no event of the run."""
+        self.scene.log.append(Entry(self.scene.now, plain(words, 400), "bad"))
 
     def winding_up(self, devices: Sequence[str], most_s: float) -> None:
         self._waiting = f"; {waiting_for(devices, most_s)}"
