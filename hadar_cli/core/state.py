@@ -14,7 +14,6 @@ from hadar_cli.core.reasons import Absence, Loss
 from hadar_cli.core.steps import StepSet, all_steps
 
 __all__ = ["JobState", "RunState"]
-
 _GRANTS = get_args(grants.Grant)
 
 
@@ -63,7 +62,8 @@ class RunState:
     @property
     def unwanted(self) -> list[JobState]:
         """Those, and cancelled ones that somebody is still at work on."""
-        return [job for job in self.jobs.values() if job.is_resting or job.is_unwanted]
+        jobs = self.jobs.values() if self.rests else self.resting  # or nobody has asked for any
+        return [job for job in jobs if job.is_resting or job.is_unwanted]
 
     @property
     def unmeasured(self) -> list[JobState]:

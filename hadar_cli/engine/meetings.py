@@ -95,7 +95,7 @@ class Meetings:
         """Devices that cost a merge more than their copies bring to it, with what they cost: a slow
         link, mostly. Those that are merely slow are not among them."""
         costs = self._costs_at(job, devices)
-        pay = self._that_pay(job, rates, devices) if len(set(costs)) > 1 else None
+        pay = self._that_pay(job, rates, devices)
         if not pay:
             return {}
         most = max(costs[i] for i in pay)
@@ -116,10 +116,17 @@ class Meetings:
     def _costs_at(self, job: int, devices: Sequence[str]) -> tuple[float, ...]:
         """What a merge costs each device; the usual, where its own is not known or alike."""
         usual, own = self._cost_s.get(job, 0.0), self._device_cost_s.get(job, {})
-        least, most = min([usual, *own.values()]), max(own.values(), default=0.0)
-        if most <= max(_ALIKE * least, _AFFORDABLE * self.slot_s):
+        if not self.costs_differ(job):
             return (_to_three_digits(usual),) * len(devices)
         return tuple(_to_three_digits(own.get(device, usual)) for device in devices)
+
+    def costs_differ(self, job: int) -> bool:
+        """Whether a merge costs some devices so much more than others that it matters."""
+        own = self._device_cost_s.get(job)
+        if not own:
+            return False
+        least = min(self._cost_s.get(job, 0.0), *own.values())
+        return max(own.values()) > max(_ALIKE * least, _AFFORDABLE * self.slot_s)
 
     def overdue_at(self, job: int, start_cost_s: float) -> float:
         """From when on nobody waits any more for the copies that are still missing."""

@@ -12,7 +12,6 @@ process ahead of its first steps) fill time that would be idle, and no round wai
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -262,19 +261,20 @@ class RoundLoop:
             if device in idle and (stint := self._next_stint(device, idle)):
                 chosen.setdefault(stint.job, []).append(stint)
                 idle.difference_update(stint.devices)  # gangs that waited may want the same ones
-        for device in (device for device in in_order if device in idle):
-            self._prepare_while_waiting(device)
+        if self._policy.forks:
+            for device in (device for device in in_order if device in idle):
+                self._prepare_while_waiting(device)
         for job, stints in chosen.items():
             self._start_together(job, stints)
 
     def _next_stint(self, device: str, idle: set[str]) -> Stint | None:
-        stints = self._round.lists.get(device, deque())
+        stints = self._round.lists.get(device)
         while stints and idle.issuperset(stints[0].devices):
             if self._starts.must_wait(stints[0], self._round.ends_at):
                 return None
             stint = stints.popleft()
             left = self._round.ends_at - self._executor.now()
-            is_dear = self._views.is_too_dear(stint, self._round.is_elsewhere(stint))
+            is_dear = self._views.is_too_dear(stint, self._round.is_elsewhere)
             if self._starts.is_worthwhile(stint, left) and not is_dear:
                 return stint
         return None
@@ -355,7 +355,7 @@ class RoundLoop:
         """A device that waits for a meeting of copies it is to join has time to get ready."""
         left = self._round.ends_at - self._executor.now()
         stint = self._round.next_of(device)
-        if stint and self._policy.forks and left > self._held.start_cost_s:
+        if stint and left > self._held.start_cost_s:
             self._errands.prepare(device, self._state.jobs[stint.job])
 
     # -- what comes back ---------------------------------------------------------------------

@@ -131,15 +131,17 @@ class Views:
         Whoever gives a number of copies has weighed that already."""
         if not self._forks or job.job.fork or job.generation < 2:
             return {}
+        if not self._meetings.costs_differ(job.job.id):
+            return {}
         rates = self._rates.matrix([job.job.id], self._devices)[0]
         return self._meetings.too_dear(job.job.id, rates.tolist(), self._devices)
 
-    def is_too_dear(self, stint: Stint, is_elsewhere: bool) -> bool:
+    def is_too_dear(self, stint: Stint, is_elsewhere: Callable[[Stint], bool]) -> bool:
         """Whether a stint that was planned before would now cost the job's other copies more than
         it brings: those under way, or about to start ``elsewhere``."""
         job = self._state.jobs[stint.job]
-        has_others = is_elsewhere or bool(self._occupancy.awaited(job))
-        return has_others and stint.device in self.too_dear(job)
+        is_dear = self._forks and stint.device in self.too_dear(job)
+        return is_dear and (bool(self._occupancy.awaited(job)) or is_elsewhere(stint))
 
     def _solo_steps(self, job: JobState) -> int:
         """The steps at a job's beginning that one copy does, of one device or of several."""

@@ -99,7 +99,8 @@ def test_jobs_and_nodes_come_and_go_while_heads_are_killed(lab):
 
 
 def test_a_paused_job_waits_and_goes_on_exactly_where_it_was(lab):
-    (lab / "mix.yaml").write_text(MIX.replace("100000", "150"))
+    # Long enough to be paused by a command that starts on a busy machine.
+    (lab / "mix.yaml").write_text(MIX.replace("500", "1500").replace("100000", "150"))
     process = start(lab, "run", "mix.yaml", "--name", "queue")
     wait_for(lab, process, events.WeightsMerged, 1)
     ask(lab, "pause", "queue", "long")
@@ -111,4 +112,4 @@ def test_a_paused_job_waits_and_goes_on_exactly_where_it_was(lab):
     ask(lab, "continue", "queue", "long")
     ask(lab, "resume", "queue")
     report = json.loads(ask(lab, "report", "queue", "--json"))
-    assert [job["steps_done"] for job in report["jobs"]] == [500, 150]
+    assert [job["steps_done"] for job in report["jobs"]] == [1500, 150]

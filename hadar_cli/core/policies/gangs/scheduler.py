@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -17,6 +16,8 @@ from hadar_cli.core.policies.gangs.service_history import Books
 from hadar_cli.core.policies.gangs.site import Placement, Site
 from hadar_cli.core.policies.lineup import Lineup
 from hadar_cli.core.policies.port import ClusterView, Stint
+
+T = TypeVar("T")
 
 
 class GangScheduler:
@@ -146,15 +147,13 @@ class GangScheduler:
         books.rows(view.queue)  # those who run may be an earlier head's, and not met yet
         books.serve(view.now_s, view.running)
 
-        def rates() -> tuple[FloatArray, FloatArray | None]:
-            return view.rates.by_kind(view.queue.ids, kinds, view.cluster)
-
-        done = cache(lambda: books.done(view.queue, view.progress()))
+        rates = _once(lambda: view.rates.by_kind(view.queue.ids, kinds, view.cluster))
+        done = _once(lambda: books.done(view.queue, view.progress()))
 
         def speed() -> FloatArray:
             return np.asarray(queue.gang * queue.rates.max(axis=1, initial=0.0))
 
-        left = cache(lambda: books.remaining(view.queue, done(), speed))
+        left = _once(lambda: books.remaining(view.queue, done(), speed))
         queue = LateQueue(
             {
                 "remaining": lambda: left()[0],
@@ -179,3 +178,16 @@ class GangScheduler:
             arrivals_s=books.arrivals_s(view.now_s),
         )
         return queue
+
+
+def _once(make: Callable[[], T]) -> Callable[[], T]:
+    """What it makes, made when it is first asked for. Queues are many: ``functools.cache`` would
+    cost more than most of what they hold."""
+    made: list[T] = []
+
+    def get() -> T:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
