@@ -192,6 +192,7 @@ _PLAIN_NODE: dict[str, Reader[Any]] = {
     "gpus": list_of(_gpu),
     "max_gpu_mem": number(0, 1, above=True),
     "hours": _HOURS,
+    "turn_s": number(1, 3600),
     "price_per_hour": number(0, 10**6),
     "enabled": flag,
     "emulate": _emulated,

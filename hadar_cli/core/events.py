@@ -204,6 +204,15 @@ class DeviceTooDear:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceWanted:
+    """Other runs share the device by turns; none: no other does any more."""
+
+    t: float
+    device: str
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SlotTooShort:
     """A step or a save of the job takes longer than a slot: every order brings one step, late."""
 
@@ -344,6 +353,7 @@ Event: TypeAlias = (
     | MilestonePassed
     | PairAvoided
     | DeviceTooDear
+    | DeviceWanted
     | SlotTooShort
     | JobFailed
     | NodesReplaced

@@ -30,6 +30,9 @@ class Gpu:
     uuid: str | None = None  # which card, or which part of one (MIG), by name
 
 
+DEFAULT_TURN_S = 120.0
+
+
 @dataclass(frozen=True, slots=True)
 class AwsRequest:
     """One instance: launched from a template and terminated, or one's own, started and stopped."""
@@ -71,6 +74,7 @@ class Node:
     env: Mapping[str, str] = field(default_factory=dict)
     max_gpu_mem: float | None = None
     hours: str | None = None
+    turn_s: float = DEFAULT_TURN_S  # a device that other runs want, too, is kept for so long
     price_per_hour: float | None = None
     enabled: bool = True
     emulated_speed: float | None = None

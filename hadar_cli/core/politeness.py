@@ -22,7 +22,6 @@ class GpuUse:
     others: tuple[str, ...] = ()  # the users who hold it
     pcie: int | None = None  # the generation that card and board both know
     uuid: str | None = None
-    held_by: str = ""  # another run of hadar's, whoever's
     sees_processes: bool = True  # or the node cannot tell whose the memory is, as in a container
 
     @property
@@ -52,8 +51,6 @@ def objection(
         return None
     limit = DEFAULT_MAX_GPU_MEM if node.max_gpu_mem is None else node.max_gpu_mem
     found = [gpu for gpu in gpus if gpu.is_of(device)]
-    if found and found[0].held_by:
-        return f"{found[0].held_by} trains on it"
     if limit >= 1:
         return None
     share = found[0].others_share if found else None

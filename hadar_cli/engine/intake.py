@@ -19,6 +19,7 @@ from hadar_cli.engine.ports import (
     CopyReport,
     DeviceFree,
     DeviceTaken,
+    DeviceWanted,
     Executor,
     Failed,
     HandedIn,
@@ -99,6 +100,8 @@ class Intake:
                 lost = self.tracker.state.lost_devices.get(report.device)
                 if lost and lost.reason is Absence.TAKEN:
                     self.tracker.record(events.DeviceReturned(now, report.device))
+            case DeviceWanted():
+                self.tracker.record(events.DeviceWanted(now, report.device, report.by))
 
     def _take_from_copy(self, report: CopyReport) -> None:
         copy = self.tracker.state.started[report.attempt]

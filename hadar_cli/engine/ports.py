@@ -149,6 +149,14 @@ class DeviceFree:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceWanted:
+    """These other runs share the device by turns; none: no other does any more."""
+
+    device: str
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSilent:
     """Nothing was heard of a machine for a while; its copies may live, but nobody waits for them.
 
@@ -201,7 +209,7 @@ class Merged:
 
 
 CopyReport: TypeAlias = Progressed | Moving | HandedIn | Failed
-NodeReport: TypeAlias = NodeGone | NodeBack | NodeSilent | DeviceTaken | DeviceFree
+NodeReport: TypeAlias = NodeGone | NodeBack | NodeSilent | DeviceTaken | DeviceFree | DeviceWanted
 Report: TypeAlias = CopyReport | NodeReport | Surveyed | Merged
 
 

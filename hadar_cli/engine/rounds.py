@@ -29,6 +29,7 @@ from hadar_cli.engine.intake import Intake
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import (
+    DeviceWanted,
     Executor,
     Failed,
     HandedIn,
@@ -48,7 +49,8 @@ _RECALL_TICK_S = 0.5
 _RECALL_S = 15.0  # for errands; those who train have as long as handing in takes them
 _STRETCH = 1 / 3  # of a slot: longer, if all the work is done then
 _AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
-_NO_NEWS = (Progressed, Surveyed, Moving, NodeSilent)  # nothing can be started after these
+# Nothing can be started after these.
+_NO_NEWS = (Progressed, Surveyed, Moving, NodeSilent, DeviceWanted)
 
 
 class RoundLoop:

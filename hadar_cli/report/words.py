@@ -89,6 +89,10 @@ def _ended(event: events.Event, state: RunState) -> str:
         case events.DeviceTooDear():
             cost = f"handing in takes {event.cost_s:.1f} s there, more than a copy brings"
             return f"{_job(state, event.job)} is not forked to {event.device}: {cost}"
+        case events.DeviceWanted():
+            if not event.by:
+                return f"{event.device} is not shared with other runs any more"
+            return f"{event.device} is shared by turns with {plain(listed(event.by), _LONGEST)}"
         case events.SlotTooShort():
             return f"{_job(state, event.job)}: {event.text}"
         case events.MilestonePassed():

@@ -56,6 +56,7 @@ def _places(nodes: Sequence[Node]) -> dict[str, tuple[Device, Node]]:
                 known_hosts=None,
                 max_gpu_mem=None,
                 hours=None,
+                turn_s=0.0,
                 price_per_hour=None,
                 aws=replace(node.aws, budget=None) if node.aws else None,
             )

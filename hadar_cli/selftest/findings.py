@@ -109,7 +109,7 @@ class _Private:
             words |= set(_words_of(one.node))
             if one.facts:
                 words |= {one.facts.hostname, one.facts.executable, one.facts.disk.path}
-                words |= {user for gpu in one.facts.gpus for user in (*gpu.others, gpu.held_by)}
+                words |= {user for gpu in one.facts.gpus for user in gpu.others}
         public = {one.node.name for one in seen} | {"local", "localhost", "/", ""}
         longest_first = sorted(words - public, key=len, reverse=True)
         self._words = re.compile(

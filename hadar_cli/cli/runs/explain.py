@@ -48,7 +48,7 @@ def explain(
         run=seen.facts.id,
         state=seen.standing,
         jobs=tuple(Explanation(one.job.name, tuple(_job(one, seen, happened))) for one in jobs),
-        devices=() if job else tuple(_devices(seen)),
+        devices=() if job else tuple(_devices(seen, happened)),
         next_round=() if job else tuple(_next_round(seen)),
     )
     if as_json:
@@ -120,8 +120,8 @@ def _losses(number: int, seen: Spectator, happened: list[Event]) -> Iterator[str
         yield f"a copy on {started[event.attempt].device} was lost at {clock(event.t)}: {event.why}"
 
 
-def _devices(seen: Spectator) -> Iterator[Explanation]:
-    state = seen.state
+def _devices(seen: Spectator, happened: list[Event]) -> Iterator[Explanation]:
+    state, wanted = seen.state, _wanted(happened)
     for device in seen.devices:
         copies = [c for j in state.jobs.values() for c in (*j.active.values(), *j.errands.values())]
         mine = next((copy for copy in copies if device.name in copy.devices), None)
@@ -132,7 +132,21 @@ def _devices(seen: Spectator) -> Iterator[Explanation]:
             why = f"{doing} {state.jobs[mine.job].job.name}"
         else:
             why = f"idle: {_idleness(device.name, seen)}"
-        yield Explanation(device.name, (why,))
+        more = (f"shared by turns with {wanted[device.name]}",) if wanted.get(device.name) else ()
+        yield Explanation(device.name, (why, *more))
+
+
+def _wanted(happened: list[Event]) -> dict[str, str]:
+    """By device: the other runs that want it, too, as the head of now was told."""
+    from hadar_cli.core.events import DeviceWanted, HeadStarted
+
+    found: dict[str, str] = {}
+    for event in happened:
+        if isinstance(event, HeadStarted):
+            found.clear()
+        elif isinstance(event, DeviceWanted):
+            found[event.device] = ", ".join(event.by)
+    return found
 
 
 def _idleness(device: str, seen: Spectator) -> str:

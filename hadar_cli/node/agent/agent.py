@@ -39,7 +39,7 @@ from hadar_cli.node.agent import processes
 from hadar_cli.node.agent.bootstrap import answer as send
 from hadar_cli.node.agent.nursery import Nursery, SharedNursery
 from hadar_cli.node.agent.setup import stamp_path
-from hadar_cli.node.agent.supervisor import WorkerSpec, leased_at, order_path
+from hadar_cli.node.agent.supervisor import WorkerSpec, leased_at, order_path, run_name
 from hadar_cli.node.agent.watch import AttemptWatch, processes_of, read_json_if_any
 from hadar_cli.node.agent_events import event_message
 from hadar_cli.node.contract import (
@@ -54,7 +54,8 @@ from hadar_cli.node.contract import (
     write_atomically,
 )
 from hadar_cli.node.files.outputs import out_folder
-from hadar_cli.node.gpus.cards import threads, visible
+from hadar_cli.node.gpus.cards import door, lock_name, threads, visible
+from hadar_cli.node.gpus.turns import Turns
 from hadar_cli.node.gpus.watch import GpuWatch
 from hadar_cli.node.network import free_port, torch_variables
 from hadar_cli.node.notices import Notices
@@ -82,6 +83,9 @@ class Agent:
         self._watched = AttemptWatch(run, self._nursery)
         self._notices = Notices()
         self._gpus = GpuWatch(run, self._our_pids) if request.get("is_shared") else None
+        asked = request.get("turns")
+        self._door = door(os.environ) if asked else ""
+        self._turns = Turns(run, run_name(run), asked, self._door) if asked else None
 
     @classmethod
     def open(cls, request: Message) -> tuple[Agent, Message]:
@@ -210,6 +214,7 @@ class Agent:
             setup_stamp=str(stamp_path(self._run, start.job, cwd, setup)),
             device=start.device,
             card=shown,
+            lock=lock_name(self._door, start.device),
         )
 
     def _tag(self, worker: str) -> str:
@@ -248,9 +253,15 @@ class Agent:
         told = [event_message(attempt, event) for attempt, event in self._watched.events()]
         if self._gpus and (news := self._gpus.news()):
             told.append({"event": "gpus", **news})
+        if self._turns and (turns := self._turns.news()):
+            told.append({"event": "turns", **turns})
         if why := self._notices.news():
             told.append({"event": "leaving", "why": why})
         return told
+
+    def leave(self) -> None:
+        if self._turns:
+            self._turns.leave()
 
     def _our_pids(self) -> set[int]:
         """All that the run's workers have started: they lead sessions of their own."""
@@ -324,6 +335,10 @@ class _Session:
             raise RuntimeError("open first")
         return self._agent.handle(request)
 
+    def leave(self) -> None:
+        if self._agent:
+            self._agent.leave()
+
     def tell_events(self) -> None:
         for event in self._agent.events() if self._agent else ():
             send(event)
@@ -331,7 +346,7 @@ class _Session:
 
 def main() -> None:
     session, pending = _Session(), b""
-    with suppress(Superseded):
+    try:
         while True:
             if select.select([0], [], [], _LOOK_EVERY_S)[0]:
                 received = os.read(0, 1 << 16)
@@ -341,6 +356,10 @@ def main() -> None:
                 for line in lines:
                     session.take(json.loads(line))
             session.tell_events()
+    except Superseded:
+        pass
+    finally:
+        session.leave()
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ class WorkerSpec:
     setup_stamp: str  # the file that says that it is done
     device: int = 0  # its number among the node's
     card: str = ""  # its GPU as the worker is shown it; empty: it trains on the processor
+    lock: str = ""  # then: the name by which all runs lock the device; empty: only this run does
 
 
 BecomeWorker: TypeAlias = Callable[[WorkerSpec, dict[str, str]], None]
@@ -118,9 +119,9 @@ def _hold_device(
 ) -> tuple[CardLock, WorkerEnd | None]:
     """Waits until the worker before has left the device; another run's is not waited for long."""
     run = Path(spec.lease).parent
-    lock = CardLock(identity(spec.card)) if spec.card else CardLock(f"device-{spec.device}", run)
-    name = [part for part in run.parts if part != "nodes"][-2]  # runs/NAME/NODE, here or elsewhere
-    note = {"run": name, "at": str(run), "worker": directory.name}
+    shared = identity(spec.card) if spec.card else spec.lock
+    lock = CardLock(shared) if shared else CardLock(f"device-{spec.device}", run)
+    note = {"run": run_name(run), "at": str(run), "worker": directory.name}
     patient_until = time.monotonic() + _OTHERS_LEAVE_S
     while not lock.take(note):
         write_atomically(directory / "worker.json", who_waits)
@@ -133,6 +134,11 @@ def _hold_device(
             _ask_to_leave(run / "workers", str(holder.get("worker")))
         time.sleep(_LOOK_EVERY_S)
     return lock, None
+
+
+def run_name(run: Path) -> str:
+    """Of the run's directory on a node: runs/NAME/NODE, here or elsewhere."""
+    return [part for part in run.parts if part != "nodes"][-2]
 
 
 def _ask_to_leave(workers: Path, name: str) -> None:

@@ -2,6 +2,7 @@
 
 A card is held by a lock file that all users of the machine share, so that two runs never train on
 one GPU, whoever's they are. The worker inherits the lock: it lasts until the last process is gone.
+A device that is no card is locked in the same way on nodes that are reached by SSH.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hadar_cli.node.gpus.reading import read_gpus
 
 LOCKS = Path("/tmp")  # noqa: S108 - the one folder that every user of a machine may write to
-_LONGEST_NOTE = 500
+_LONGEST_NOTE = 2000
 _CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
@@ -51,6 +53,17 @@ def identity(shown: str) -> str:
     return f"gpu-{shown}"
 
 
+def door(environment: Mapping[str, str]) -> str:
+    """The port of the SSH server that we came through: one machine may stand for several nodes."""
+    port = environment.get("SSH_CONNECTION", "").rpartition(" ")[2]
+    return port if port.isdigit() else ""
+
+
+def lock_name(entered_by: str, device: int) -> str:
+    """Of a device that is no card; empty where runs cannot know that they mean the same one."""
+    return f"device-{entered_by}-{device}" if entered_by else ""
+
+
 def threads(sharers: int) -> str:
     """This worker's part of the machine's cores, where each of its GPUs has a worker."""
     try:
@@ -63,9 +76,8 @@ def threads(sharers: int) -> str:
 class CardLock:
     """Held by one worker at a time; the others can read who that is."""
 
-    def __init__(self, card: str, folder: Path | None = None) -> None:
-        name = re.sub(r"[^A-Za-z0-9]+", "-", card)
-        self._path = (folder or LOCKS) / f"hadar-{name}.lock"
+    def __init__(self, card: str, folder: Path | None = None, mode: int = 0o666) -> None:
+        self._path, self._mode = (folder or LOCKS) / f"hadar-{_plain(card)}.lock", mode
         self._descriptor = -1
 
     def take(self, note: Mapping[str, Any]) -> bool:
@@ -78,10 +90,15 @@ class CardLock:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps({"user": _me(), **note}).encode())
         self._descriptor = descriptor
+        self.write(note)
         return True
+
+    def write(self, note: Mapping[str, Any]) -> None:
+        """Another note than the one it was taken with; only while it is ours."""
+        text = json.dumps({"user": _me(), **note}).encode()
+        os.pwrite(self._descriptor, text, 0)
+        os.ftruncate(self._descriptor, len(text))
 
     def _open(self) -> int:
         """Anyone's plain file, for everyone to lock; a link in its place is never followed."""
@@ -90,8 +107,8 @@ class CardLock:
             descriptor = os.open(self._path, flags)
         except FileNotFoundError:
             try:
-                descriptor = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-                os.fchmod(descriptor, 0o666)
+                descriptor = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, self._mode)
+                os.fchmod(descriptor, self._mode)
             except FileExistsError:
                 return self._open()
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -107,9 +124,8 @@ class CardLock:
             self._descriptor = -1
 
     def is_held(self) -> bool:
-        try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError:
+        descriptor = self._look()
+        if descriptor is None:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -121,18 +137,54 @@ class CardLock:
 
     def note(self) -> dict[str, Any]:
         """What its holder wrote; it may be anyone, and so may the words."""
-        try:
-            with self._path.open("rb") as file:
-                told = json.loads(file.read(_LONGEST_NOTE))
-        except (OSError, ValueError):
+        descriptor = self._look()
+        if descriptor is None:
             return {}
+        try:
+            told = json.loads(os.read(descriptor, _LONGEST_NOTE))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        finally:
+            os.close(descriptor)
         return told if isinstance(told, dict) else {}
+
+    def _look(self) -> int | None:
+        """The file as it is; no link is followed, and no pipe is waited for."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return None
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def remove_if_left(self) -> None:
+        """Takes our own file away that nobody holds any more."""
+        with suppress(OSError):
+            if self._path.lstat().st_uid == os.getuid() and not self.is_held():
+                self._path.unlink()
 
     def holder(self) -> str:
         """Who holds it, in words."""
         told = self.note()
         run, user = (str(told.get(name, "?"))[:80] for name in ("run", "user"))
         return f"run {run} of {user}"
+
+
+def locks_beside(begins: str, most: int, within: str = "") -> Iterator[CardLock]:
+    """The locks whose names begin so, at most so many: anyone may leave files there."""
+    with os.scandir(LOCKS) as files:
+        names = (file.name for file in files)
+        first = f"hadar-{_plain(begins)}"
+        mine = (n for n in names if n.startswith(first) and within in n and n.endswith(".lock"))
+        chosen = list(islice(mine, most))
+    for name in chosen:
+        yield CardLock(name.removeprefix("hadar-").removesuffix(".lock"))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name)
 
 
 def _me() -> str:

@@ -47,7 +47,6 @@ class GpuWatch:
         seen = read_gpus(self._ours())
         for gpu in seen["gpus"]:
             card = gpu["uuid"] or f"gpu-{gpu['index']}"
-            gpu["held_by"] = self._other_run_on(card)
             self._leave_out_ours(card, gpu)
         now = time.localtime()
         seen["minute_of_day"] = 60 * now.tm_hour + now.tm_min
@@ -65,17 +64,12 @@ class GpuWatch:
             gpu["others_mb"] = None if before is None else min(before, gpu["others_mb"])
             gpu["others"] = []
 
-    def _other_run_on(self, card: str) -> str:
-        lock = CardLock(card)
-        is_another = lock.is_held() and lock.note().get("at") != str(self._run)
-        return lock.holder() if is_another else ""
-
 
 def _gist(seen: dict[str, Any]) -> object:
     """All of it that matters, rounded so far that noise does not."""
     cards = [
         (
-            *(gpu[name] for name in ("index", "uuid", "others", "held_by")),
+            *(gpu[name] for name in ("index", "uuid", "others")),
             _rounded(gpu["others_mb"]),
         )
         for gpu in seen["gpus"]

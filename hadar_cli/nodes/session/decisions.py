@@ -59,8 +59,7 @@ class NodeSession:
 
     def __init__(self, node: Node, epoch: int) -> None:
         self.devices = {device.name: device.index for device in node.devices}
-        self._sharing = Sharing(node)
-        self.is_shared = self._sharing.is_needed  # the agent is to tell who else is on its cards
+        self.sharing = Sharing(node)
         self.phase = Phase.NEW
         self.held: dict[str, Held] = {}  # one SENDING to a device at the most; empty in EMPTY
         self.workers = Workers(self.devices, epoch)  # none in EMPTY
@@ -71,8 +70,8 @@ class NodeSession:
 
     def take(self) -> list[Instruction]:
         """What is to be done, in this order, since the last call."""
-        if self._sharing.leaves_because and not self.held and self.phase is Phase.OPEN:
-            self._give_up(NotYetError(self._sharing.leaves_because))
+        if self.sharing.leaves_because and not self.held and self.phase is Phase.OPEN:
+            self._give_up(NotYetError(self.sharing.leaves_because))
             self._do(Connect(moves_on=True))
         taken, self._instructions = self._instructions, []
         return taken
@@ -101,7 +100,7 @@ class NodeSession:
         self.held[order.attempt] = Held(order, Stage.WAITING)
         if self.phase in (Phase.GONE, Phase.REFUSED):
             self._fail(order.attempt, Loss.NODE_GONE)
-        elif why := self._sharing.leaves_because:
+        elif why := self.sharing.leaves_because:
             self._fail(order.attempt, Loss.ORDER_REFUSED, why)
         self._send_waiting()
 
@@ -143,7 +142,7 @@ class NodeSession:
         """Attempts and workers that the agent about to be started is to go on with."""
         for held in self.held.values():
             held.finished = None  # it tells again what the last one told
-        self._sharing.begin_anew()
+        self.sharing.begin_anew()
         return list(self.held), self.workers.names
 
     def opened(self, known: Mapping[str, Assignment], now: float) -> None:
@@ -321,13 +320,14 @@ class NodeSession:
     # -- what the node says --------------------------------------------------------------------
 
     def used(self, message: Message) -> None:
-        """Who else is on the node's cards. A colleague comes first: the copy on a device that is
-        needed hands in and leaves."""
-        for change in self._sharing.judge(message):
+        """Who else is on the node's devices. A copy on one that is needed hands in and leaves."""
+        for change in self.sharing.judge(message):
             self._tell(change)
             if isinstance(change, DeviceTaken):
                 device = change.device
                 self.recall([a for a, held in self.held.items() if held.order.device == device])
+                if all(held.order.device != device for held in self.held.values()):
+                    self._release(device)  # a process that only waits there for its next order
 
     def progressed(self, report: Progressed, now: float) -> None:
         held = self.held.get(report.attempt)
@@ -348,6 +348,7 @@ class NodeSession:
     def exited(self, attempt: str, exited: Exited) -> None:
         if held := self.held.get(attempt):
             self.workers.forget(held)
+            self.sharing.forget(held.order.device)
             self._fail(attempt, *explain_end(exited, held.order), exited.log)
 
     def _collect(self, attempt: str, held: Held, finished: Finished) -> None:

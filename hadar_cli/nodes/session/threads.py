@@ -250,7 +250,8 @@ class SessionThreads:
             workers=workers,
             imports=self._imports,
             nursery=self._connection.nursery,
-            is_shared=self._session.is_shared,
+            is_shared=self._session.sharing.is_needed,
+            turns=self._session.sharing.turns,
         )
         return link, read_as(answer, _Opened).attempts
 
@@ -377,7 +378,7 @@ class SessionThreads:
     def _on_event(self, message: Message) -> None:
         attempt, now = str(message.get("attempt")), time.monotonic()
         match message["event"]:
-            case "gpus" | "leaving":
+            case "gpus" | "turns" | "leaving":
                 self._decide(NodeSession.used, message)
             case "progress":
                 if progress := read_progress(message):

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from hadar_cli.core.model import Job, Mix, Node
+from hadar_cli.core.model import DEFAULT_TURN_S, Job, Mix, Node
 from hadar_cli.report.format import plain
 from hadar_cli.report.page.markup import table, text
 from hadar_cli.report.record import RunRecord
@@ -187,6 +187,7 @@ def _node_text(node: Node) -> str:
         "gpus": f"[{gpus}]" if gpus else None,
         "emulate": f"{{ speed = {node.emulated_speed:g} }}" if node.emulated_speed else None,
         "hours": json.dumps(node.hours) if node.hours else None,
+        "turn_s": f"{node.turn_s:g}" if node.turn_s != DEFAULT_TURN_S else None,
         "price_per_hour": None if node.price_per_hour is None else f"{node.price_per_hour:g}",
     }
     return "\n".join(

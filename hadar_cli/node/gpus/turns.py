@@ -1,0 +1,238 @@
+"""Fair turns between runs on a node's devices, without a server: each agent looks, and yields.
+
+A run that has use for a device keeps a claim beside the device's lock: a file that it holds locked,
+so that a claim whose process is gone counts no more. Every agent sees the same claims and the same
+holder, adds up how long each run has held the device since they share it, and comes to the same
+rule. Who holds it keeps it for a turn, then leaves it to a run that has had it for less. A free
+device goes to the run that has had it least. Nobody is forced: a run that ignores the rule is
+waited for, as any colleague's process is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hadar_cli.node.gpus.cards import CardLock, identity, lock_name, locks_beside, visible
+
+EVERY_S = 0.5
+_AGAIN_S = 5.0  # news are told again, in case the head missed them
+_GRACE_S = 15.0  # a free device is kept so long for the run whose turn it is
+_USE_S = 10.0  # a claim is kept so long by a run that could have the device, and does not take it
+_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 600.0  # before a device is claimed again that was not used
+_SWAP_S = (
+    1.0  # so long after its last worker a run still has a device: the next one may be starting
+)
+_ALIKE_S = 1.0  # two runs' looks may differ by so much
+_LONGEST_LOOK_S = 5.0  # a machine that slept has given nobody anything
+_MOST_CLAIMS = 32  # of one device; nobody has so many colleagues
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run that has use for a device; ``at`` is its directory on this node, its identity here."""
+
+    at: str
+    who: str
+    since: float  # on the machine's monotonic clock: when it began to wait
+
+
+@dataclass(slots=True)
+class Shares:
+    """How long each of the runs that want a device has held it since they share it."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def pass_time(self, runs: Collection[str], holder: str, seconds: float) -> None:
+        """Alone, nobody counts; who comes later begins with the least of the others."""
+        if len(runs) < 2:
+            self.seconds.clear()
+            return
+        kept = {run: had for run, had in self.seconds.items() if run in runs}
+        least = min(kept.values(), default=0.0)
+        self.seconds = {run: kept.get(run, least) for run in runs}
+        if holder in self.seconds:
+            self.seconds[holder] += min(seconds, _LONGEST_LOOK_S)
+
+    def of(self, run: str) -> float:
+        return self.seconds.get(run, math.inf)
+
+
+def whose_turn(
+    me: Claim, others: Sequence[Claim], shares: Shares, held_s: float | None, turn_s: float
+) -> Claim | None:
+    """Which of the others is to have the device; None: me. ``held_s``: how long I have held it."""
+    mine = shares.of(me.at)
+    if held_s is not None:
+        behind = [other for other in others if shares.of(other.at) < mine]
+        return min(behind, key=lambda o: shares.of(o.at)) if behind and held_s >= turn_s else None
+    before = [other for other in others if _is_before(other, me, shares.of(other.at) - mine)]
+    return min(before, key=lambda o: (shares.of(o.at), o.since)) if before else None
+
+
+def _is_before(other: Claim, me: Claim, more_s: float) -> bool:
+    if math.isnan(more_s) or abs(more_s) <= _ALIKE_S:
+        return (other.since, other.at) < (me.since, me.at)
+    return more_s < 0
+
+
+class _Device:
+    """One device, as this run looks at it."""
+
+    def __init__(self, run: str, at: str, lock: str, turn_s: float) -> None:
+        self._run, self._at, self._lock, self._turn_s = run, at, lock, turn_s
+        self._claim_lock = CardLock(claim_name(lock, at), mode=0o644)
+        self._claim: Claim | None = None
+        self._shares = Shares()
+        self._looked_at: float | None = None
+        self._holder, self._held_by, self._held_since = "", "", 0.0
+        self._free_since: float | None = None  # None while its lock is held
+        self._offered_since: float | None = None  # since when it is ours to take
+        self._claims_from, self._pause_s = 0.0, _PAUSE_S
+
+    def look(self, now: float) -> dict[str, Any]:
+        """Why it is not ours now, if so, and who else wants it."""
+        passed_s = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        was_mine = self._holder == self._at
+        self._see_holder(now)
+        is_mine = self._holder == self._at
+        others = [claim for claim in read_claims(self._lock, now) if claim.at != self._at]
+        self._keep_claim(is_mine, was_mine, now)
+        runs = {claim.at for claim in others} | ({self._at} if self._claim else set())
+        self._shares.pass_time(runs, self._holder, passed_s)
+        why = self._objection(others, now)
+        if why or is_mine:
+            self._offered_since = None
+        elif self._offered_since is None:
+            self._offered_since = now
+        return {"why": why, "wanted_by": sorted(claim.who for claim in others)}
+
+    def _see_holder(self, now: float) -> None:
+        """Between two workers of one run the lock is free for a moment, and the device is not."""
+        lock, before = CardLock(self._lock), self._holder
+        if lock.is_held():
+            # A holder that is just writing its note is taken for the one before.
+            told = lock.note().get("at")
+            self._holder = told if isinstance(told, str) else before or "?"
+            self._held_by, self._free_since = lock.holder(), None
+        elif self._free_since is None:
+            self._free_since = now
+        elif now - self._free_since >= _SWAP_S:
+            self._holder = ""
+        if self._holder != before:
+            self._held_since = now
+
+    def _objection(self, others: Sequence[Claim], now: float) -> str:
+        is_mine = self._holder == self._at
+        if self._holder and not is_mine:
+            return f"{self._held_by} trains on it"
+        if self._free_since is not None and now - self._free_since > _GRACE_S:
+            return ""  # who was to have it does not come
+        me = self._claim or Claim(self._at, self._run, now)
+        held_s = now - self._held_since if is_mine else None
+        first = whose_turn(me, others, self._shares, held_s, self._turn_s)
+        return f"{first.who} has its turn" if first else ""
+
+    def _keep_claim(self, is_mine: bool, was_mine: bool, now: float) -> None:
+        """Claims the device, unless it was ours to take for a while and we had no use for it."""
+        if is_mine:
+            self._pause_s = _PAUSE_S
+        elif self._offered_since is not None and now - self._offered_since > _USE_S:
+            self._claims_from, self._offered_since = now + self._pause_s, None
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self.leave()
+        note = {"run": self._run, "at": self._at, "since": now}
+        if self._claim is None and (is_mine or now >= self._claims_from):
+            if self._claim_lock.take(note):
+                self._claim = Claim(self._at, self._run, now)
+        elif self._claim and was_mine and not is_mine:  # it was given away: it waits from now
+            self._claim = Claim(self._at, self._run, now)
+            self._claim_lock.write(note)
+
+    def leave(self) -> None:
+        self._claim_lock.give_back()
+        self._claim = None
+
+
+class Turns:
+    """On a thread of its own. Tells the agent of every device that is not this run's to use now."""
+
+    def __init__(self, run: Path, name: str, asked: Mapping[str, Any], door: str) -> None:
+        self._run, self._name, self._door = run, name, door
+        self._turn_s, self._asked = float(asked["turn_s"]), asked["devices"]
+        self._lock = threading.Lock()
+        self._news: dict[str, Any] | None = None
+        self._devices: dict[int, _Device] = {}
+        self._has_left = False
+        threading.Thread(target=self._watch, daemon=True, name="turns").start()
+
+    def news(self) -> dict[str, Any] | None:
+        with self._lock:
+            news, self._news = self._news, None
+        return news
+
+    def leave(self) -> None:
+        """Takes the claims away; the locks are the workers'."""
+        with self._lock:
+            self._has_left = True
+            for device in self._devices.values():
+                device.leave()
+
+    def _watch(self) -> None:
+        clear_claims()
+        devices = dict(self._find_devices())
+        told: object = None
+        told_at = 0.0
+        while devices:
+            now = time.monotonic()
+            with self._lock:
+                if self._has_left:
+                    return
+                self._devices = devices
+                seen = [{"index": index, **device.look(now)} for index, device in devices.items()]
+                if seen != told or now > told_at + _AGAIN_S:
+                    told, told_at, self._news = seen, now, {"devices": seen}
+            time.sleep(EVERY_S)
+
+    def _find_devices(self) -> Iterator[tuple[int, _Device]]:
+        for device in self._asked:
+            index, card = device["index"], device["card"]
+            name = lock_name(self._door, index)
+            if card:
+                shown = visible(card["index"], card["uuid"], os.environ)
+                name = identity(shown[next(reversed(shown))])
+            if name:
+                yield index, _Device(self._name, str(self._run), name, self._turn_s)
+
+
+def claim_name(lock: str, at: str) -> str:
+    return f"{lock}-claim-{os.getuid()}-{hashlib.sha256(at.encode()).hexdigest()[:16]}"
+
+
+def read_claims(lock: str, now: float) -> list[Claim]:
+    """All live ones of a device; each was written by who knows whom."""
+    found: dict[str, Claim] = {}
+    for one in locks_beside(f"{lock}-claim-", _MOST_CLAIMS):
+        if not one.is_held():
+            continue
+        told = one.note()
+        at, since = told.get("at"), told.get("since")
+        if not isinstance(at, str) or not isinstance(since, int | float) or isinstance(since, bool):
+            continue
+        if math.isfinite(since):
+            found.setdefault(at, Claim(at, one.holder(), min(since, now)))
+    return list(found.values())
+
+
+def clear_claims() -> None:
+    """Removes what agents of this user left that were killed."""
+    for one in locks_beside("", 1000, "-claim-"):
+        one.remove_if_left()
