@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -72,7 +73,10 @@ class _Interrupts(Observer):
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        before = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
+        # On another thread than the main one, signals are somebody else's to hear.
+        is_ours = threading.current_thread() is threading.main_thread()
+        heard = (signal.SIGINT, signal.SIGTERM) if is_ours else ()
+        before = {s: signal.signal(s, self._catch) for s in heard}
         try:
             yield
         finally:

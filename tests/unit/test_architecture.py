@@ -50,6 +50,10 @@ ALLOWED: dict[str, set[str]] = {
         *(_CORE | {"engine", "nodes", "nodes.supply", "policies", "project", "runs"}),
         *("transports", "visits"),
     },
+    "api": {
+        *("assembly", "config", "core", "core.estimates", "engine", "policies", "report", "runs"),
+        *("simulation", "visits"),
+    },
     "trial": {"core", "core.policies", "engine", "node", "project", "runs", "weights", "assembly"},
     "selftest": {"core", "runs", "visits", "trial", "assembly", "workloads"},
     "observers": {"core", "core.measures", "engine", "runs"},
@@ -81,6 +85,7 @@ _BEHIND_COMMANDS = {
         "visits",
         "trial",
         "assembly",
+        "api",
     ),
     *("project", "selftest", "workloads", "observers"),
 }

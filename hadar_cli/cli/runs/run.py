@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hadar_cli import __version__
 from hadar_cli.cli import completion
 from hadar_cli.cli.options import (
     DEFAULT_NODES,
@@ -28,14 +24,11 @@ from hadar_cli.cli.options import (
     require_file,
     stderr,
 )
-from hadar_cli.errors import InputError
 
 if TYPE_CHECKING:
     from hadar_cli.cli.travel import Parcel
     from hadar_cli.core.model import Device, Mix, Node
     from hadar_cli.runs.store import RunFacts
-
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def run(
@@ -74,6 +67,7 @@ def run(
 
     Ctrl-C stops the run: copies hand in what they have, and `hadar resume` goes on from there.
     """
+    from hadar_cli.api import facts_of
     from hadar_cli.assembly import check_nodes, priced
     from hadar_cli.cli.conduct import conduct
     from hadar_cli.cli.travel import parcels
@@ -95,7 +89,7 @@ def run(
     check_nodes(inventory)
     inventory = _reaching(batch, inventory, mix, runs_dir)
     sent = parcels(batch)
-    facts = replace(_facts(batch, inventory, runs_dir, name), waits_for_work=wait_for_work)
+    facts = replace(facts_of(batch, inventory, runs_dir, name), waits_for_work=wait_for_work)
     _announce(facts, sent)
     conduct(RunStore.create(runs_dir, facts), as_json, no_live, watched)
 
@@ -148,44 +142,6 @@ def _reaching(batch: Mix, inventory: tuple[Node, ...], path: Path, runs: Path) -
     forks = policies.create(batch.policy).forks
     require_room(batch.jobs, devices_of(parted), str(path), gangs=not forks)
     return parted
-
-
-def _facts(batch: Mix, inventory: tuple[Node, ...], runs: Path, name: str | None) -> RunFacts:
-    from hadar_cli.runs.store import RunFacts
-    from hadar_cli.simulation.rehearsal import forecast
-
-    now = datetime.now().astimezone()
-    return RunFacts(
-        id=_run_id(runs, name, f"{batch.name}-{now:%m%d-%H%M}"),
-        mix=batch,
-        nodes=inventory,
-        started_at=now.isoformat(timespec="seconds"),
-        hadar_version=__version__,
-        forecast=forecast(batch, inventory, runs),
-        token=secrets.token_hex(8),
-    )
-
-
-def _run_id(runs: Path, name: str | None, stem: str) -> str:
-    """The name asked for, or the stem with a number where it is taken."""
-    if name is None:
-        count, run_id = 1, stem
-        while (runs / run_id).exists():
-            count += 1
-            run_id = f"{stem}-{count}"
-        return run_id
-    if not _RUN_NAME.fullmatch(name):
-        fix = "use letters, digits, dots, dashes and underscores"
-        raise InputError(f"{name!r} cannot name a run", field="--name", fix=fix)
-    from hadar_cli.runs.store import is_taken
-
-    if is_taken(runs / name):
-        raise InputError(
-            f"there is already a run {name!r} in {runs}/",
-            field="--name",
-            fix=f"choose another name, or go on with it: hadar resume {name}",
-        )
-    return name
 
 
 def _announce(facts: RunFacts, sent: list[Parcel]) -> None:
