@@ -77,6 +77,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "nodes trust": {"hadar nodes trust": "see and record new host keys"},
     "try": {"hadar try train.py -- --width 64": "is this script ready for hadar?"},
     "init": {"hadar init": "then edit nodes.toml, and: hadar run"},
+    "schema": {"hadar schema mix > mix.schema.json": "editors complete and check mixes with it"},
     "simulate": {
         "hadar simulate mixes/m5.yaml --policy all": "which policy suits this mix?",
         "hadar simulate jobs.trace --cluster v100:20,k80:20": "a trace, on machines you name",

@@ -12,7 +12,18 @@ from typer.core import TyperCommand, TyperGroup
 
 from hadar_cli import __version__
 from hadar_cli.cli.examples import epilog
-from hadar_cli.cli.machines import attach, aws, check, clean, init, nodes, profile, selftest, trust
+from hadar_cli.cli.machines import (
+    attach,
+    aws,
+    check,
+    clean,
+    init,
+    nodes,
+    profile,
+    schema,
+    selftest,
+    trust,
+)
 from hadar_cli.cli.options import flag
 from hadar_cli.cli.runs import add, cancel, explain, logs, queue, report, resume, run, status
 from hadar_cli.cli.study import policies, replay, simulate, try_script
@@ -80,6 +91,7 @@ app.add_typer(nodes.app, name="nodes", rich_help_panel=_MACHINES)
 app.command("clean", rich_help_panel=_MACHINES)(clean.clean)
 app.command("try", rich_help_panel=_MORE)(try_script.try_script)
 app.command("init", rich_help_panel=_MORE)(init.init)
+app.command("schema", rich_help_panel=_MORE)(schema.schema)
 app.command("simulate", rich_help_panel=_MORE)(simulate.simulate)
 app.command("replay", rich_help_panel=_MORE)(replay.replay)
 app.command("policies", rich_help_panel=_MORE)(policies.policies)

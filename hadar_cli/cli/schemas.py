@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from hadar_cli.cli import records
+from hadar_cli.config import schemas as files
 from hadar_cli.core.measures.sweeps import SweepSummary
 from hadar_cli.core.model import Node
 from hadar_cli.report.record import ReportedRun
@@ -103,9 +104,10 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def publish(folder: Path) -> None:
-    """Writes one file for each schema; takes away those that no command has any more."""
+    """Writes one file for each schema, of outputs and of files; takes away all others."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {f"{name}.json": text(name) for name in outputs()}
+    wanted |= {f"{kind}.schema.json": files.text(kind) for kind in files.SCHEMAS}
     for path in folder.glob("*.json"):
         if path.name not in wanted:
             path.unlink()

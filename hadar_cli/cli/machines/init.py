@@ -11,6 +11,7 @@ from hadar_cli.cli.options import flag
 from hadar_cli.errors import InputError
 
 _NODES = """\
+#:schema ./nodes.schema.json
 # The inventory: the machines that hadar may train on.
 # These two stand-ins run on this computer at unequal speed, so that a first run needs no GPU.
 
@@ -34,6 +35,7 @@ emulate = { speed = 0.3 }
 """
 
 _MIX = """\
+# yaml-language-server: $schema=mix.schema.json
 # Two small jobs, trained together in about half a minute: hadar run mixes/quickstart.yaml
 
 name: quickstart
@@ -56,6 +58,8 @@ jobs:
 """
 
 _FILES = {"nodes.toml": _NODES, "mixes/quickstart.yaml": _MIX}
+# Named in the first lines of the others: with them, editors complete and check.
+_SCHEMAS = {"nodes.schema.json": "nodes", "mixes/mix.schema.json": "mix"}
 
 
 def init(
@@ -71,7 +75,10 @@ def init(
             f"{directory / taken[0]} is already there",
             fix="--yes overwrites it; or name another directory: hadar init DIR",
         )
-    for name, content in _FILES.items():
+    from hadar_cli.config.schemas import text
+
+    schemas = {name: text(kind) for name, kind in _SCHEMAS.items()}
+    for name, content in {**_FILES, **schemas}.items():
         path = directory / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
