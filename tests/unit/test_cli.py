@@ -13,12 +13,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hadar_cli.api import _run_id
 from hadar_cli.cli import main as command_line
 from hadar_cli.cli.examples import EXAMPLES
 from hadar_cli.cli.machines.profile import error_factor
 from hadar_cli.cli.options import preset_note, read_inventory, require_file
 from hadar_cli.cli.policy_options import parse_policy
-from hadar_cli.cli.runs.run import _run_id
 from hadar_cli.core.model import (
     Device,
     Gpu,
