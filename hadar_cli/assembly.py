@@ -46,6 +46,7 @@ from hadar_cli.runs.store import (
     mend_journal,
     read_journal,
 )
+from hadar_cli.search import Asker
 from hadar_cli.transports import access_to, check_costs, check_request, with_prices
 from hadar_cli.visits.inspection import find_objections
 from hadar_cli.visits.visit import DEADLINE_S, tidy
@@ -142,7 +143,8 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
     waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
     merger = StoreConsolidator(store, doubted=filter(None, waiting))
     tracker = Tracker(facts.mix, names, state, journal, merger, executor.now, observer)
-    desk = Desk(store, tracker, executor.now)
+    desk, asker = Desk(store, tracker, executor.now), Asker(store, state)
+    observer.add(asker)
     observer.add(desk)
     loop = RoundLoop(facts.mix, devices, policy, executor, tracker, rates, observer)
     tracker.record(events.HeadStarted(executor.now(), epoch, _versions(), goes_on))
@@ -158,6 +160,7 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
         loop.train()
         if facts.waits_for_work and not state.is_closed:
             _await_work(executor, observer, state, home)
+        asker.look()
         desk.look()  # for the last time: what comes later is not taken up
         _require_rest(state)
         loop.finish(lambda: lower_bound(facts.mix, devices, read_journal(store.journal_path)))

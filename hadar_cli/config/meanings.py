@@ -120,6 +120,8 @@ JOB_FIELDS = {
     "sample": "A sweep of drawn values: `{log: [a, b]}`, `{uniform: [a, b]}`, `{int: [a, b]}`, or "
     "a list.",
     "trials": "How many to draw.",
+    "optuna": "Optuna suggests the points of `sample` from what came of those before: `{metric, "
+    "at_once}`; `at_once` (5) are tried, then the next are asked for. Needs `hadar[optuna]`.",
     "promote": "`{metric, keep: 3, rungs}`: of the trials that reach a rung, one in `keep` trains "
     "on.",
     "stop": "`{metric, patience, every}`: ends the job when it has not become better for so many "

@@ -1,21 +1,22 @@
-"""Reads the fields of a job that make it a sweep: ``grid``, ``sample``, ``promote``, ``stop``."""
+"""Reads the fields of a job that make it a sweep: ``grid``, ``sample``, ``optuna``, ``promote``,
+``stop``."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any
 
 from hadar_cli.config.fields import Reader, Spot, integer, list_of, number, record, scalar, table_of
 from hadar_cli.config.fields import text as words
 from hadar_cli.core.estimates.quality import higher_is_better
-from hadar_cli.core.model import Job, Plateau, Promotion, Trial
+from hadar_cli.core.model import Job, Plateau, Promotion, Search, Trial, Value
+from hadar_cli.suggestions import suggest
 
-Value: TypeAlias = str | bool | int | float
 MOST_TRIALS = 10_000
 _PARAMETER = re.compile(r"(env\.)?-{0,2}[A-Za-z_][\w.-]*")
 _LONGEST_NAME = 60
@@ -61,6 +62,7 @@ SWEEP_FIELDS: dict[str, Reader[Any]] = {
             "rungs": list_of(integer(1, 10**12)),
         },
     ),
+    "optuna": record({"metric": words(), "at_once": integer(1, 1000)}),
     "stop": record(
         {"metric": words(), "patience": integer(1, 10**6), "every": integer(1, 10**12)},
         required=("patience",),
@@ -75,7 +77,7 @@ def unfold(
     if "stop" in row:
         job = replace(job, stop=_plateau(row["stop"], job, spot.inside("stop"), metric))
     if "grid" not in row and "sample" not in row:
-        for name in ("trials", "promote"):
+        for name in ("trials", "promote", "optuna"):
             if name in row:
                 problem, fix = "there is nothing to sweep", "Add 'grid' or 'sample'."
                 raise spot.inside(name).error(problem, fix)
@@ -84,6 +86,9 @@ def unfold(
         return [replace(job, name=f"{job.name}-{n + 1}") for n in range(row["count"])]
     if "count" in row:
         raise spot.inside("count").error("cannot stand beside a sweep", "Keep one of the two.")
+    if "optuna" in row:
+        search, job = _search(row, job, spot, seed, metric), replace(job, fork=job.fork or 1)
+        return more_trials(job, search, 0, suggest(search, is_higher(search.metric, job), ()))
     points = list(_points(row, spot, f"{seed} {job.name}"))
     if "promote" in row:
         promote = _promotion(row["promote"], job, len(points), spot.inside("promote"), metric)
@@ -114,6 +119,52 @@ def _points(row: Mapping[str, Any], spot: Spot, seed: str) -> Iterator[dict[str,
     for point in product(*grid.values()):
         for one in drawn:
             yield {**dict(zip(grid, point, strict=True)), **one}
+
+
+def _search(row: Mapping[str, Any], job: Job, spot: Spot, seed: int, metric: str | None) -> Search:
+    at = spot.inside("optuna")
+    for name in ("grid", "promote"):
+        if name in row:
+            fix = "Give its values in 'sample'." if name == "grid" else "Keep one of the two."
+            raise at.error(f"cannot stand beside '{name}'", fix)
+    if "trials" not in row or not row["sample"]:
+        next(_points(row, spot, ""))  # says what is missing
+    found = row["optuna"]
+    return Search(
+        space={name: (kind, tuple(ends)) for name, (kind, ends) in row["sample"].items()},
+        metric=_metric(found.get("metric"), metric, job, at),
+        trials=row["trials"],
+        at_once=min(row["trials"], found.get("at_once", 5)),
+        seed=seed,
+    )
+
+
+def more_trials(
+    job: Job, search: Search, first: int, points: Sequence[Mapping[str, Value]]
+) -> list[Job]:
+    """Trials of the sweep that ``job`` is made into, numbered from ``first`` on."""
+    width = len(str(search.trials))
+    trials = []
+    for place, point in enumerate(points, first):
+        one = _trial(job, f"{job.name}-{place + 1:0{width}}", place, point)
+        assert one.trial
+        trials.append(replace(one, trial=replace(one.trial, search=search)))
+    return trials
+
+
+def base_of(job: Job) -> Job:
+    """The job that a trial was made of."""
+    assert job.trial
+    swept = {name.removeprefix("env.") for name in job.trial.params if name.startswith("env.")}
+    env = {name: value for name, value in job.launch.env.items() if name not in swept}
+    words_added = 2 * (len(job.trial.params) - len(swept))
+    args = job.launch.args[: len(job.launch.args) - words_added]
+    launch = replace(job.launch, args=args, env=env)
+    return replace(job, name=job.trial.sweep, trial=None, launch=launch)
+
+
+def is_higher(metric: str, job: Job) -> bool:
+    return bool(higher_is_better(metric, job.higher_is_better))
 
 
 def _draw(how: tuple[str, Any], dice: Random) -> Value:

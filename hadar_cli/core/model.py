@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from hadar_cli.core.ray import PREFIX as RAY
 from hadar_cli.core.ray import RayRequest
@@ -184,13 +184,28 @@ class Launch:
         return self.script or (f"-m {self.module}" if self.module else None)
 
 
+Value: TypeAlias = str | bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How the later points of a sweep are found: suggested from what came of those before."""
+
+    space: Mapping[str, tuple[str, tuple[Value, ...]]]  # by parameter: how it is drawn, from what
+    metric: str
+    trials: int  # in all
+    at_once: int  # then all of them are awaited, so that the machines' speeds change nothing
+    seed: int
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A job as one point of a sweep."""
 
     sweep: str
     number: int  # among the sweep's trials, from 0
-    params: Mapping[str, str | bool | int | float]
+    params: Mapping[str, Value]
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,10 @@ class Inbox:
     def __init__(self, store: RunStore) -> None:
         self._folder = store.directory / "inbox"
 
-    def put(self, request: Request) -> str:
-        """Leaves a request and returns its number; later ones have larger numbers."""
-        number = f"{time.time_ns():020d}-{secrets.token_hex(3)}"
+    def put(self, request: Request, number: str = "") -> str:
+        """Leaves a request and returns its number; later ones have larger numbers. With a number of
+        its own, it is the same request however often it is left."""
+        number = number or f"{time.time_ns():020d}-{secrets.token_hex(3)}"
         with storage_errors(self._folder):
             self._folder.mkdir(mode=0o700, exist_ok=True)
             body = msgspec.json.encode([type(request).__name__, request])

@@ -25,7 +25,9 @@ ALLOWED: dict[str, set[str]] = {
     "core.policies.baselines": {"core", "core.estimates", "core.policies", "core.policies.gangs"},
     "engine": {"core", "core.estimates", "core.policies"},
     "project": {"core", "node.agent"},
-    "config": {"core", "core.estimates", "project", "workloads"},
+    "suggestions": {"core"},
+    "config": {"core", "core.estimates", "project", "suggestions", "workloads"},
+    "search": {"config", "core", "engine", "runs", "suggestions"},
     "weights": {"core", "core.estimates"},
     "runs": {
         *("core", "core.estimates", "core.measures", "engine", "weights"),
@@ -48,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "simulation": {*_CORE, "engine", "policies", "runs"},
     "assembly": {
         *(_CORE | {"engine", "nodes", "nodes.supply", "policies", "project", "runs"}),
-        *("transports", "visits"),
+        *("search", "transports", "visits"),
     },
     "api": {
         *("assembly", "config", "core", "core.estimates", "engine", "policies", "report", "runs"),
