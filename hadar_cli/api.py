@@ -236,14 +236,14 @@ def run(
 ) -> Run:
     """Writes the run's directory and returns the run, ready to be driven."""
     from hadar_cli import policies
-    from hadar_cli.assembly import check_nodes
+    from hadar_cli.assembly import check_nodes, priced
     from hadar_cli.core.estimates.suitability import require_room
     from hadar_cli.core.model import devices_of
     from hadar_cli.runs.store import RunStore
     from hadar_cli.simulation.fitting import slot_for
     from hadar_cli.simulation.rehearsal import gather
 
-    inventory, runs = tuple(nodes), Path(runs_dir)
+    inventory, runs = priced(nodes, lambda words: None), Path(runs_dir)
     chosen = policies.create(mix.policy, file=mix.source)
     require_room(mix.jobs, devices_of(inventory), mix.source or _CODE, gangs=not chosen.forks)
     check_nodes(inventory)

@@ -226,7 +226,7 @@ def _table(
 ) -> str:
     if fields.keys() != about.keys():
         strange = sorted(fields.keys() ^ about.keys())
-        raise SystemExit(f"hadar_cli/config/meanings.py: no field, or no meaning: {', '.join(strange)}")
+        raise SystemExit(f"config/meanings.py: no field, or no meaning: {', '.join(strange)}")
     rows = ["| field | value | meaning |", "| --- | --- | --- |"]
     for name, reader in fields.items():
         default = defaults.get(name)

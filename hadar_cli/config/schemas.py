@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from hadar_cli.config import aws, inventory, meanings, mixes, ray, slurm, sweeps
 from hadar_cli.config import fields as basic
-from hadar_cli.config import inventory, meanings, mixes, slurm, sweeps
 from hadar_cli.workloads import CATALOG
 
 Schema: TypeAlias = dict[str, Any]
@@ -126,6 +126,11 @@ _SHAPES: dict[Any, Callable[[], Schema]] = {
     slurm._time: lambda: _TEXT,
     slurm._option: lambda: of(slurm._OPTION),
     slurm.request: lambda: of(slurm._REQUEST),
+    ray.request: lambda: of(ray._REQUEST),
+    ray._resources: lambda: {
+        "type": "object",
+        "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
+    },
     mixes._workload: lambda: {"enum": [*CATALOG, *(one.short for one in CATALOG.values())]},
     mixes._policy: lambda: _any(
         of(basic.NAME),
@@ -174,6 +179,7 @@ _MEANINGS: dict[int, Mapping[str, str]] = {
     id(_closed(mixes._MIX)): meanings.MIX_FIELDS,
     id(_closed(inventory._GPU)): meanings.GPU_FIELDS,
     id(slurm.FIELDS): meanings.SLURM_FIELDS,
+    id(ray.FIELDS): meanings.RAY_FIELDS,
 }
 
 
@@ -183,27 +189,39 @@ def mix_schema() -> Schema:
     return {"$schema": _DIALECT, "title": "A mix of hadar: jobs to train together"} | found
 
 
+def _told(readers: Mapping[str, Any], about: Mapping[str, str]) -> dict[str, Schema]:
+    """Fields with what they mean."""
+    return {
+        name: of(reader) | ({"description": about[name]} if name in about else {})
+        for name, reader in readers.items()
+    }
+
+
+def _blocks(own: Mapping[str, Any], about: Mapping[str, str], *required: str) -> Schema:
+    """One block of nodes and their request, or several."""
+    name = {"name": inventory.NAME, "count": basic.integer(1, 10_000)}
+    fields = _told({**name, **inventory._PLAIN_NODE}, meanings.NODE_FIELDS)
+    block = _table({**fields, **_told(own, about)}, *required)
+    return _any(block, {"type": "array", "items": block, "minItems": 1})
+
+
 def nodes_schema() -> Schema:
-    shared = {"name": inventory.NAME, **inventory._DEFAULTS}
-    about = meanings.NODE_FIELDS
-
-    def told(readers: Mapping[str, Any]) -> dict[str, Schema]:
-        return {
-            name: of(reader) | ({"description": about[name]} if name in about else {})
-            for name, reader in readers.items()
-        }
-
-    block = {"name": inventory.NAME, "count": basic.integer(1, 10_000)}
-    both = told({**block, **inventory._PLAIN_NODE}) | of(slurm._REQUEST)["properties"]
-    one_block = _table(both, "name", "time")
-    top = _table(
-        {
-            "defaults": _table(told(inventory._DEFAULTS)),
-            "node": {"type": "array", "items": _table(told(shared)), "minItems": 1},
-            "slurm": _any(one_block, {"type": "array", "items": one_block, "minItems": 1}),
-        }
-    )
-    rule = {"anyOf": [{"required": ["node"]}, {"required": ["slurm"]}]}
+    shared = _told(inventory._DEFAULTS, meanings.NODE_FIELDS)
+    name = {"name": of(inventory.NAME)}
+    plain = _told(inventory._PLAIN_NODE, meanings.NODE_FIELDS)
+    instance = _table({**name, **plain, **_told(aws.INSTANCE, meanings.INSTANCE_FIELDS)}, "name")
+    rented = {
+        **_told(aws.ACCOUNT, meanings.AWS_FIELDS),
+        "instances": {"type": "array", "items": instance, "minItems": 1},
+    }
+    places = {
+        "node": {"type": "array", "items": _table({**name, **shared}), "minItems": 1},
+        "slurm": _blocks(slurm.FIELDS, meanings.SLURM_FIELDS, "name", "time"),
+        "ray": _blocks(ray.FIELDS, meanings.RAY_FIELDS, "name"),
+        "aws": _table(rented, "instances"),
+    }
+    top = _table({"defaults": _table(shared), **places})
+    rule = {"anyOf": [{"required": [place]} for place in places]}
     return {"$schema": _DIALECT, "title": "hadar's inventory of machines"} | top | rule
 
 

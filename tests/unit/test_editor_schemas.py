@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import tomli
 import yaml
 from jsonschema import Draft7Validator
 
+from hadar_cli.config import inventory
 from hadar_cli.config.fields import Document
 from hadar_cli.config.inventory import nodes_of
 from hadar_cli.config.mixes import _JOB_FIELDS, Setting, mix_of
@@ -127,6 +129,18 @@ def test_a_job_that_the_reader_takes_is_taken(job):
     fields = {"jobs": [job], "slot_s": "auto", "merge": {"every_s": "slot", "outer": {"lr": 1}}}
     read("mix", fields)
     assert list(MIX.iter_errors(fields)) == []
+
+
+def test_the_inventory_s_schema_has_every_place_that_the_reader_has():
+    places = inspect.getclosurevars(inventory._INVENTORY).nonlocals["fields"]
+    assert nodes_schema()["properties"].keys() == places.keys()
+    fields = {
+        "slurm": {"name": "s", "count": 2, "time": "1:00", "cpus": 2},
+        "ray": [{"name": "r", "num_cpus": 2, "resources": {"disk": 1}}],
+        "aws": {"budget": 3, "instances": [{"name": "i", "type": "g5.xlarge", "template": "t"}]},
+    }
+    read("nodes", fields)
+    assert list(NODES.iter_errors(fields)) == []
 
 
 def test_schemas_are_schemas_and_know_what_fields_mean():
