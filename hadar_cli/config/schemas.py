@@ -199,7 +199,7 @@ def _told(readers: Mapping[str, Any], about: Mapping[str, str]) -> dict[str, Sch
 
 def _blocks(own: Mapping[str, Any], about: Mapping[str, str], *required: str) -> Schema:
     """One block of nodes and their request, or several."""
-    name = {"name": inventory.NAME, "count": basic.integer(1, 10_000)}
+    name = {"name": basic.NAME, "count": basic.integer(1, 10_000)}
     fields = _told({**name, **inventory._PLAIN_NODE}, meanings.NODE_FIELDS)
     block = _table({**fields, **_told(own, about)}, *required)
     return _any(block, {"type": "array", "items": block, "minItems": 1})
@@ -207,7 +207,7 @@ def _blocks(own: Mapping[str, Any], about: Mapping[str, str], *required: str) ->
 
 def nodes_schema() -> Schema:
     shared = _told(inventory._DEFAULTS, meanings.NODE_FIELDS)
-    name = {"name": of(inventory.NAME)}
+    name = {"name": of(basic.NAME)}
     plain = _told(inventory._PLAIN_NODE, meanings.NODE_FIELDS)
     instance = _table({**name, **plain, **_told(aws.INSTANCE, meanings.INSTANCE_FIELDS)}, "name")
     rented = {
