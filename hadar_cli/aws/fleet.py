@@ -12,7 +12,16 @@ from typing import Any
 from hadar_cli.aws.account import Account, link_errors
 from hadar_cli.aws.budget import FIRST_S, HAND_IN_S, LAST_S, Budget
 from hadar_cli.aws.discovery import address_of
-from hadar_cli.aws.launching import NODE, RUN, TOKEN, has_switch, launch, tags_of
+from hadar_cli.aws.launching import (
+    FOR_OTHERS,
+    NODE,
+    NOT_OURS,
+    RUN,
+    TOKEN,
+    has_switch,
+    launch,
+    tags_of,
+)
 from hadar_cli.core.measures.costs import Rental
 from hadar_cli.core.model import AwsRequest, Node
 from hadar_cli.nodes.wire import NoMoreError, NotYetError
@@ -129,10 +138,7 @@ class Fleet:
         if theirs.get(TOKEN, self._token) != self._token and raw["State"]["Name"] == _UP:
             raise NotYetError(f"{request.instance} is in use by run {theirs.get(RUN)}")
         if raw["State"]["Name"] == _UP:
-            raise NoMoreError(
-                f"{request.instance} runs already, for somebody else",
-                fix="stop it first, or list it as a [[node]]: hadar ends only what it started",
-            )
+            raise NoMoreError(f"{request.instance} {FOR_OTHERS}", fix=NOT_OURS)
         client.create_tags(Resources=[request.instance], Tags=tags)
         client.start_instances(InstanceIds=[request.instance])
         return raw

@@ -11,6 +11,8 @@ from hadar_cli.errors import InputError
 
 RUN, TOKEN, NODE = "hadar:run", "hadar:token", "hadar:node"  # tags of every instance in use
 _GONE = ("terminated", "shutting-down")
+FOR_OTHERS = "runs already, for somebody else"
+NOT_OURS = "stop it first, or list it as a [[node]]: hadar ends only what it started"
 
 
 def tags_of(request: AwsRequest, run: str, token: str, node: str) -> list[dict[str, str]]:
@@ -94,6 +96,8 @@ def _check_own(client: Any, request: AwsRequest, field: str) -> str:
     state, kind = raw["State"]["Name"], raw["InstanceType"]
     if state in _GONE:
         raise InputError(f"{request.instance} is {state}", field=field, fix="name another one")
+    if state == "running" and TOKEN not in {tag["Key"] for tag in raw.get("Tags", ())}:
+        raise InputError(f"{request.instance} {FOR_OTHERS}", field=field, fix=NOT_OURS)
     if request.type and request.type != kind:
         fix = f'write type = "{kind}"'
         raise InputError(f"{request.instance} is of type {kind}", field=field, fix=fix)

@@ -63,7 +63,16 @@ def user_data(theirs: str | None, ours: str) -> str | None:
     return whole.as_string()
 
 
+_ONLY_ON_EC2 = """cat /sys/class/dmi/id/sys_vendor /sys/class/dmi/id/bios_version 2>/dev/null |
+    grep -qi amazon || exit 1
+"""
+
+
 def command(quiet_s: float) -> str:
-    """Starts it on a machine where the login may become root without a password."""
-    packed = base64.b64encode(script(quiet_s).encode()).decode()
+    """Starts it on a machine where the login may become root without a password.
+
+    Only if the machine itself says that it is of EC2: whatever else an address leads to, such as
+    the user's own computer, is not to be shut down.
+    """
+    packed = base64.b64encode((_ONLY_ON_EC2 + script(quiet_s)).encode()).decode()
     return f"echo {packed} | base64 -d | sudo -n sh && echo armed"

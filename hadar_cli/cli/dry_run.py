@@ -17,7 +17,7 @@ from hadar_cli.core.estimates.fluid import forked_optimum
 from hadar_cli.core.estimates.suitability import is_large_enough
 from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.model import Device, Mix, Node, devices_of
-from hadar_cli.report.format import NOTHING, bytes, duration, figures, listed, plain
+from hadar_cli.report.format import NOTHING, bytes, duration, listed, money, plain
 from hadar_cli.report.terminal.tables import table
 from hadar_cli.report.ways import way_words, why_words
 from hadar_cli.simulation.rehearsal import (
@@ -97,7 +97,7 @@ def _print_outlook(console: Console, mix: Mix, nodes: Sequence[Node], outlook: O
         console.print(f"{job}: {way_words(ways)}; {why_words(ways)}.")
     console.print("\nForecast", style="bold")
     console.print(_forecast_table(outlook))
-    for line in _remarks(outlook):
+    for line in _remarks(outlook, nodes):
         console.print(line)
 
 
@@ -111,7 +111,7 @@ def _forecast_table(outlook: Outlook) -> Table:
     return rows
 
 
-def _remarks(outlook: Outlook) -> Iterator[str]:
+def _remarks(outlook: Outlook, nodes: Sequence[Node]) -> Iterator[str]:
     caution = outlook.forecast.caution
     yield f"{caution[0].upper()}{caution[1:]}."
     if outlook.moved_bytes is None:
@@ -119,10 +119,21 @@ def _remarks(outlook: Outlook) -> Iterator[str]:
     elif outlook.moved_bytes:
         yield f"Bytes to move: about {bytes(outlook.moved_bytes)} of weights."
     if outlook.cost is not None:
-        yield f"Cost: {figures(outlook.cost)}, with the priced nodes kept for the whole time."
+        yield _cost(outlook.cost, nodes)
     if outlook.worths:
         worths = (f"{w.node} {_worth(w.saves_s)}" for w in outlook.worths)
         yield f"Without: {', '.join(worths)}."
+
+
+def _cost(cost: float, nodes: Sequence[Node]) -> str:
+    rented = [node.aws for node in nodes if node.enabled and node.aws]
+    told = f"Cost: {money(cost, '$' if rented else '')}, with the priced nodes kept throughout"
+    budget = next((request.budget for request in rented), None)
+    if budget is None:
+        return f"{told}."
+    if cost > budget:
+        return f"{told}: more than the budget of {money(budget)}, at which the instances end."
+    return f"{told}; the budget is {money(budget)}."
 
 
 def _worth(saves_s: float | None) -> str:

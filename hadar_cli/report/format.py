@@ -59,6 +59,13 @@ def bytes(count: float) -> str:
     return f"{count:.1f} {_UNITS[-1]}"
 
 
+def money(amount: float | None, unit: str = "$") -> str:
+    """`$12.30`, and of little money what counts of it: `$0.0021`."""
+    if amount is None or not math.isfinite(amount):
+        return NOTHING
+    return f"{unit}{amount:,.2f}" if not 0 < amount < 0.1 else f"{unit}{figures(amount, 2)}"
+
+
 def figures(value: float | None, count: int = 3) -> str:
     """At least ``count`` significant figures; no exponent where one can do without."""
     if value is None or not math.isfinite(value):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hadar_cli.core.events import Event, HeadStarted
+from hadar_cli.core.measures.costs import RunCosts, costs_of
 from hadar_cli.core.measures.forecast import Verdict, judge
 from hadar_cli.core.measures.metrics import summarise
 from hadar_cli.core.measures.summary import RunSummary
 from hadar_cli.core.measures.timeline import Timeline, trace
 from hadar_cli.core.model import Device, devices_ever
+from hadar_cli.runs.rentals import read_rentals
 from hadar_cli.runs.store import (
     RunFacts,
     RunStore,
@@ -28,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportedRun(RunSummary):
-    """The summary with the run's forecast beside it: what `hadar report --json` prints."""
+    """The summary with forecast and costs beside it: what `hadar report --json` prints."""
 
     forecast: Verdict | None
+    costs: RunCosts | None
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,13 @@ class RunRecord:
 
         return sweeps_of(self.facts.mix.jobs, self.happened)
 
+    @cached_property
+    def costs(self) -> RunCosts | None:
+        planned_s = self.facts.forecast.ttd_s if self.facts.forecast else None
+        rentals = read_rentals(self.store.directory)
+        jobs = self.facts.mix.jobs
+        return costs_of(self.facts.nodes, jobs, self.timeline, rentals, planned_s, time.time())
+
     @property
     def verdict(self) -> Verdict | None:
         """The forecast made before the run began, if one was, beside what happened."""
@@ -75,7 +86,7 @@ class RunRecord:
     @property
     def told(self) -> ReportedRun:
         known = {each.name: getattr(self.summary, each.name) for each in fields(RunSummary)}
-        return ReportedRun(**known, forecast=self.verdict)
+        return ReportedRun(**known, forecast=self.verdict, costs=self.costs)
 
     @property
     def versions(self) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Instances that a run starts, on EC2 as moto plays it, with real machines behind them."""
 
+import json
 import os
 import signal
 import subprocess
@@ -145,7 +146,40 @@ def test_a_run_survives_what_the_cloud_and_its_user_do_to_it(lab, tmp_path):
     state.validate()
     assert [len(job.done) for job in state.jobs.values()] == [STEPS] * 3
     assert lab.running() == {}
-    assert all(rental.until for rental in read_rentals(tmp_path / "runs" / "r"))
+    rentals = read_rentals(tmp_path / "runs" / "r")
+    assert all(rental.until for rental in rentals)
+    report = json.loads(hadar(tmp_path, "report", "r", "--json"))
+    assert report["costs"]["total"] == pytest.approx(spent(rentals, time.time()))
+    assert len(report["costs"]["jobs"]) == 3 and all(report["costs"]["jobs"].values())
+    assert "budget $100.00" in hadar(tmp_path, "report", "r")
+
+
+@pytest.mark.timeout(300)
+def test_one_s_own_instance_is_started_and_stopped_again(lab, tmp_path):
+    """Its shutdown would terminate it, so that no switch is started there; and that is noted."""
+    client = lab.client
+    image = client.describe_images()["Images"][0]["ImageId"]
+    many = {"MinCount": 1, "MaxCount": 1, "InstanceInitiatedShutdownBehavior": "terminate"}
+    [raw] = client.run_instances(ImageId=image, InstanceType="g4dn.xlarge", **many)["Instances"]
+    own, [name, *_] = raw["InstanceId"], lab.names
+    head, first, *_ = lab.inventory.read_text().split("[[aws.instances]]")
+    mine = f"{head}[[aws.instances]]{first}".replace(
+        f'template = "lab-{name}"\nspot = true', f'ids = ["{own}"]'
+    )
+    (tmp_path / "nodes.toml").write_text(mine)
+    (tmp_path / "gate").touch()
+    (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(tmp_path / "gate")))
+    told = hadar(tmp_path, "run", "mix.yaml", expect=2)
+    assert "runs already, for somebody else" in told and not (tmp_path / "runs").exists()
+
+    client.stop_instances(InstanceIds=[own])
+    hadar(tmp_path, "run", "mix.yaml", "--name", "r")
+    [rental] = read_rentals(tmp_path / "runs" / "r")
+    assert rental.instance == own and rental.until and "hadar clean" in rental.note
+    [after] = client.describe_instances(InstanceIds=[own])["Reservations"][0]["Instances"]
+    assert after["State"]["Name"] == "stopped"
+    assert not [tag for tag in after.get("Tags", ()) if tag["Key"].startswith("hadar")]
+    client.terminate_instances(InstanceIds=[own])
 
 
 @pytest.mark.timeout(300)

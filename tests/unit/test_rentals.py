@@ -21,12 +21,14 @@ from hadar_cli.aws.launching import check_launch
 from hadar_cli.aws.transport import AwsTransport
 from hadar_cli.config.inventory import nodes_of
 from hadar_cli.config.strict_toml import parse_toml
-from hadar_cli.core.measures.costs import Rental, spent
-from hadar_cli.core.model import AwsRequest, Node
+from hadar_cli.core.measures.costs import Rental, costs_of, spent
+from hadar_cli.core.measures.timeline import Span, Stretches, Timeline
+from hadar_cli.core.model import AwsRequest, Job, Node
 from hadar_cli.errors import InputError, RefusedError
 from hadar_cli.node.metadata import MetadataWatch
 from hadar_cli.nodes.session.returning import is_hopeless
 from hadar_cli.nodes.wire import NoMoreError, NotYetError
+from hadar_cli.report.format import money
 from hadar_cli.runs.rentals import RentalBook, read_rentals
 from tests.support.ec2 import _serve_metadata
 from tests.support.sshd import free_ports
@@ -124,6 +126,23 @@ def test_the_book_keeps_the_last_word_on_each_and_a_torn_line_is_none(tmp_path):
     book = RentalBook(tmp_path)
     book.end("i-2", 260.0)
     assert [rental.until for rental in read_rentals(tmp_path)] == [160.0, 260.0]
+
+
+def test_costs_are_shared_by_the_time_that_copies_had_devices():
+    dear = replace(rented(36.0, budget=9.0), name="b")
+    nodes = [Node("a", "h", price_per_hour=3.6), dear, Node("free", "local")]
+    jobs = [Job(0, "x", 10, 8), Job(1, "y", 10, 8)]
+    spans = {"a": [Span("1", "a", 0, 0.0, 50.0)], "b": [Span("2", "b", 1, 10.0, 30.0)]}
+    spans["free"] = [Span("3", "free", 1, 0.0, 100.0)]
+    timeline = Timeline(100.0, spans, Stretches([]), [])
+    rentals = [Rental("i-1", "b", "t", 36.0, 1000.0, 1070.0)]
+    costs = costs_of(nodes, jobs, timeline, rentals, 50.0, 2000.0)
+    assert costs and costs.total == pytest.approx(0.1 + 0.7)  # a for 100 s, b for 70
+    assert costs.jobs == {"x": pytest.approx(0.05), "y": pytest.approx(0.2)}
+    assert costs.rest == pytest.approx(0.55)
+    assert costs.planned == pytest.approx(0.05 + 0.5) and costs.budget == 9.0
+    assert costs_of(nodes[2:], jobs, timeline, [], None, 0.0) is None
+    assert (money(12.3), money(0.0021), money(None)) == ("$12.30", "$0.0021", "–")
 
 
 # -- what AWS says no to --------------------------------------------------------------------------

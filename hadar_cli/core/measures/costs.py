@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from hadar_cli.core.measures.timeline import Timeline
+from hadar_cli.core.model import Job, Node
 
 LEAST_S = 60.0  # of an instance is charged in any case
 
@@ -33,3 +36,59 @@ class Rental:
 def spent(rentals: Iterable[Rental], now: float) -> float:
     """In dollars, by all of them so far."""
     return sum(rental.cost(now) for rental in rentals)
+
+
+@dataclass(frozen=True, slots=True)
+class RunCosts:
+    """What a run has cost, and on what; in dollars, or whatever the inventory counts in."""
+
+    total: float
+    planned: float | None  # by the forecast before the start, with all priced nodes kept throughout
+    budget: float | None
+    jobs: Mapping[str, float]  # each job's share: the time that its copies had devices
+    rest: float  # for starting, waiting and idling
+    rentals: tuple[Rental, ...]  # machines that were rented for it
+
+    @property
+    def unit(self) -> str:
+        return "$" if self.rentals else ""
+
+
+def costs_of(
+    nodes: Sequence[Node],
+    jobs: Sequence[Job],
+    timeline: Timeline,
+    rentals: Sequence[Rental],
+    planned_s: float | None,
+    now: float,
+) -> RunCosts | None:
+    """None for a run whose machines have no price."""
+    priced = {node.name: node for node in nodes if node.price_per_hour is not None}
+    if not priced and not rentals:
+        return None
+    own = [node for node in priced.values() if not node.aws]
+    total = spent(rentals, now) + sum(map(_rate, own)) * timeline.ends_at
+    per_second = {
+        device.name: _rate(node) / len(node.devices)
+        for node in priced.values()
+        for device in node.devices
+    }
+    shares = dict.fromkeys((job.name for job in jobs), 0.0)
+    names = {job.id: job.name for job in jobs}
+    for device, spans in timeline.spans.items():
+        for span in spans:
+            shares[names[span.job]] += per_second.get(device, 0.0) * span.seconds
+    rate = sum(_rate(node) for node in priced.values() if node.enabled)
+    return RunCosts(
+        total=total,
+        planned=None if planned_s is None else rate * planned_s,
+        budget=next((node.aws.budget for node in nodes if node.aws), None),
+        jobs=shares,
+        rest=max(0.0, total - sum(shares.values())),
+        rentals=tuple(rentals),
+    )
+
+
+def _rate(node: Node) -> float:
+    """A second's price."""
+    return (node.price_per_hour or 0.0) / 3600

@@ -11,7 +11,7 @@ from hadar_cli.report.format import plain
 from hadar_cli.report.page.figure import Figure
 
 _LONGEST = 400
-_NUMERIC = frozenset("0123456789.,-+–% ×/smhdBkMGTe*")
+_NUMERIC = frozenset("$0123456789.,-+–% ×/smhdBkMGTe*")
 
 
 def text(words: str, limit: int = _LONGEST) -> str:

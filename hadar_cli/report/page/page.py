@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from string import Template
 
 from hadar_cli import __version__
+from hadar_cli.core.measures.costs import RunCosts
 from hadar_cli.core.measures.summary import RunSummary
 from hadar_cli.core.state import RunState
-from hadar_cli.report.format import NOTHING, clock, count, duration, figures, percent, plain, when
+from hadar_cli.report.format import (
+    NOTHING,
+    clock,
+    count,
+    duration,
+    figures,
+    money,
+    percent,
+    plain,
+    when,
+)
 from hadar_cli.report.page import charts, settings
 from hadar_cli.report.page.comparison import of_runs
 from hadar_cli.report.page.figure import Figure
@@ -79,7 +91,7 @@ def _story(record: RunRecord, page: _Page) -> Iterator[str]:
         f'<span class="{kind}">{text(summary.state)}</span>',
         f"run {text(summary.run)}, started {text(when(facts.started_at))}",
     )
-    yield '<div class="tiles">' + "".join(_tiles(summary)) + "</div>"
+    yield '<div class="tiles">' + "".join(_tiles(summary, record.costs)) + "</div>"
     yield section(page.place(gantt(record.timeline, facts.mix.jobs)))
     for place, sweep in enumerate(record.sweeps):
         parallel, *lines = of_sweep(sweep, place, summary.ttd_s)
@@ -100,13 +112,15 @@ def _story(record: RunRecord, page: _Page) -> Iterator[str]:
     if record.facts.forecast:
         yield section("<h2>Forecast against what happened</h2>", *_forecasts(record))
     yield section(*_jobs(summary), kind="long")
+    if record.costs:
+        yield section(*_costs(record.costs), kind="long")
     yield section(*_events(record), kind="long")
     yield section(*settings.configuration(record), kind="long")
     yield section(*settings.reproduction(record), kind="long")
     yield _footer()
 
 
-def _tiles(summary: RunSummary) -> Iterator[str]:
+def _tiles(summary: RunSummary, costs: RunCosts | None) -> Iterator[str]:
     bound = summary.lower_bound_s
     finished = summary.state == "finished"
     against = f"{summary.ttd_s / bound:.2f} × lower bound {duration(bound)}" if bound else ""
@@ -123,6 +137,34 @@ def _tiles(summary: RunSummary) -> Iterator[str]:
     yield tile("Steps counted", f"{counted:,}", f"{effective:,.0f} effective")
     merges = sum(job.merges for job in summary.jobs)
     yield tile("Rounds", f"{summary.rounds:,}", f"{count(merges, 'merge')}")
+    if costs:
+        planned = "" if costs.planned is None else f"{money(costs.planned, costs.unit)} planned"
+        yield tile("Cost", money(costs.total, costs.unit), planned)
+
+
+def _costs(costs: RunCosts) -> Iterator[str]:
+    yield "<h2>Costs</h2>"
+    rows = [[job, money(share, costs.unit)] for job, share in costs.jobs.items()]
+    rows += [["starting, waiting, idling", money(costs.rest, costs.unit)]]
+    yield table(("job", "share"), [*rows, ["all", money(costs.total, costs.unit)]])
+    if costs.rentals:
+        now = time.time()
+        columns = ("instance", "node", "type", "an hour", "seconds", "cost", "")
+        yield table(
+            columns,
+            [
+                [
+                    one.instance,
+                    one.node,
+                    f"{one.type}{', spot' * one.is_spot}",
+                    money(one.price_per_hour, costs.unit),
+                    f"{one.seconds(now):,.0f}",
+                    money(one.cost(now), costs.unit),
+                    one.note if one.until else f"still runs; {one.note}",
+                ]
+                for one in costs.rentals
+            ],
+        )
 
 
 def _forecasts(record: RunRecord) -> Iterator[str]:

@@ -9,15 +9,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hadar_cli.core.measures.costs import RunCosts
 from hadar_cli.core.measures.forecast import Verdict
 from hadar_cli.core.measures.summary import DeviceSummary, JobSummary, Note, RunSummary
-from hadar_cli.core.measures.timeline import Timeline
 from hadar_cli.report.format import (
     NOTHING,
     bar,
     bytes,
     duration,
     figures,
+    money,
     percent,
     plain,
     rate,
@@ -32,6 +33,7 @@ _WIDEST = 120
 _ROOMY = 106  # columns from which the tables show everything
 _NOTES = 12
 _MOST_WAYS = 12  # jobs
+_COSTS = 12  # jobs whose share is shown
 
 # Where time goes: what it is called, its shade without colour, its colour.
 _PARTS = {
@@ -50,24 +52,24 @@ def show(record: RunRecord, console: Console) -> None:
     """Prints a run's summary."""
     width = min(console.width, _WIDEST) - 2
     jobs = [job.id for job in record.facts.mix.jobs]
-    for part in _parts(record.summary, record.timeline, jobs, width, record.verdict):
+    for part in _parts(record, jobs, width):
         indented = Padding(part, (0, 0, 0, 1), expand=False) if part else ""
         console.print(indented, width=width + 1, no_wrap=True)
 
 
-def _parts(
-    summary: RunSummary, timeline: Timeline, jobs: list[int], width: int, verdict: Verdict | None
-) -> Iterator[RenderableType]:
+def _parts(record: RunRecord, jobs: list[int], width: int) -> Iterator[RenderableType]:
+    summary, timeline = record.summary, record.timeline
     yield ""
     yield _title(summary, width)
     yield ""
-    yield _headline(summary, verdict)
+    yield _headline(summary, record.verdict, record.costs)
     yield ""
     yield from _where_time_went(summary, width)
     yield _heading("Jobs")
     yield _jobs(summary.jobs, width)
     yield from _ways(summary.jobs)
     yield from _remarks(summary.jobs)
+    yield from _costs(record.costs)
     yield ""
     yield _heading("Devices")
     yield _devices(summary, width)
@@ -99,7 +101,7 @@ def _title(summary: RunSummary, width: int) -> Text:
     return left.append(f"run {run}".rjust(width - len(left)), "dim")
 
 
-def _headline(summary: RunSummary, verdict: Verdict | None) -> Table:
+def _headline(summary: RunSummary, verdict: Verdict | None, costs: RunCosts | None) -> Table:
     grid = Table.grid(padding=(0, 3, 0, 0))
     done = sum(job.steps_done for job in summary.jobs)
     target = sum(job.steps_target for job in summary.jobs)
@@ -120,9 +122,32 @@ def _headline(summary: RunSummary, verdict: Verdict | None) -> Table:
     ]
     if verdict:
         rows.append(("forecast", duration(verdict.forecast.ttd_s), _against_forecast(verdict)))
+    if costs:
+        rows.append(("cost", money(costs.total, costs.unit), _against_plan(costs)))
     for measure, value, remark in rows:
         grid.add_row(measure, Text(value, "bold"), Text(remark, "dim", overflow="ellipsis"))
     return grid
+
+
+def _against_plan(costs: RunCosts) -> str:
+    said = [f"{money(costs.planned, costs.unit)} planned"] if costs.planned is not None else []
+    said += [f"{money(costs.rest, costs.unit)} of it for starting, waiting and idling"]
+    said += [f"budget {money(costs.budget, costs.unit)}"] if costs.budget is not None else []
+    return "; ".join(said)
+
+
+def _costs(costs: RunCosts | None) -> Iterator[RenderableType]:
+    """Each job's share, and what must not be missed of rented machines."""
+    if not costs:
+        return
+    shares = [f"{plain(job, 24)} {money(share, costs.unit)}" for job, share in costs.jobs.items()]
+    more = [f"and {len(shares) - _COSTS} more"] if len(shares) > _COSTS else []
+    yield Text(f"cost: {', '.join(shares[:_COSTS] + more)}", "dim", overflow="fold", no_wrap=False)
+    for rental in costs.rentals:
+        if rental.until is None:
+            note = f"; {rental.note}" if rental.note else ""
+            where = f"{rental.instance} ({plain(rental.node, 24)})"
+            yield Text(f"{where} still runs{note}", "yellow", overflow="fold", no_wrap=False)
 
 
 def _against_bound(summary: RunSummary) -> str:
