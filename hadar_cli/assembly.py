@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import resource
 import signal
 import tempfile
 import threading
@@ -54,6 +55,7 @@ from hadar_cli.visits.visit import DEADLINE_S, tidy
 Watch: TypeAlias = Callable[[RunState, RateModel, Callable[[], float]], Observer]
 
 
+_MOST_FILES = 1 << 16
 _LAST_WORDS_S = 10.0  # for scripts to save what they leave, once all is trained
 
 
@@ -108,12 +110,22 @@ def drive(store: RunStore, watch: Watch, on_interrupt: Callable[[], None] = _not
     Ctrl-C and SIGTERM call ``on_interrupt``, wind the run up and end in KeyboardInterrupt.
     """
     interrupts = _Interrupts(on_interrupt)
+    _open_many_files()
     with store.locked(), interrupts.caught():
         goes_on = False
         while True:
             with suppress(RunChanged):
                 return _drive(store, watch, interrupts, goes_on)
             goes_on = True
+
+
+def _open_many_files() -> None:
+    """Every node takes a few; shells allow 1,024 by default, and the system far more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # some systems have limits of their own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool) -> RunState:

@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +27,7 @@ from hadar_cli.ray_cluster.places import Place, places_for, told
 
 NAMESPACE = "hadar"
 IDLE_S = 900.0  # without a head, before a keeper ends
+_KNOCK_S = 10.0
 _PROMPT_S = 20.0  # for a keeper to start; later it is waited for
 _CLOSING_S = 10.0
 _GONE_S, _POLL_S = 30.0, 0.1  # for a keeper that is killed
@@ -51,6 +51,7 @@ def main() -> None:
     address = sys.argv[1]
     control = socket.socket(fileno=0)
     try:
+        _knock(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
         ray.init(
             address=address,
             namespace=NAMESPACE,
@@ -64,6 +65,13 @@ def main() -> None:
     register_pickle_by_value(keeper)  # nodes have no hadar
     asyncio.run(serve(control))
     os._exit(0)  # Ray's own farewell may wait for a cluster that is gone
+
+
+def _knock(address: str) -> None:
+    """Ray itself would try for minutes where nobody listens."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
 
 
 def _refuse_all(control: socket.socket, why: str) -> None:
@@ -215,8 +223,8 @@ async def open_stream(request: Message, data: socket.socket, answers: socket.soc
         for task in tasks:
             task.cancel()
         with suppress(RayError, asyncio.TimeoutError):
-            closing: Callable[..., Any] = actor.close.remote
-            complaint = await asyncio.wait_for(closing(number), _CLOSING_S) or complaint
+            said = await asyncio.wait_for(actor.close.remote(number), _CLOSING_S)
+            complaint = said or complaint
         if not request["name"]:
             ray.kill(actor)
         _tell(answers, {"complaint": complaint})
@@ -239,7 +247,3 @@ async def _down(data: socket.socket, actor: Any, number: int) -> None:
     while (content := await actor.read.remote(number)) != b"":
         if content:
             await loop.sock_sendall(data, content)
-
-
-if __name__ == "__main__":
-    main()

@@ -143,7 +143,8 @@ class Login:
         fix = "mend the request: `sinfo` shows partitions and gres, `sacctmgr show assoc` accounts"
         if any(words in told for words in _NO_SLURM):
             fix = (
-                f"is Slurm {where}? Run hadar on a login node, or name one: host; or set slurm.bin"
+                f"is Slurm {where}? Run hadar on a login node, or name one: host; or say where its "
+                "commands (slurm.bin) and its slurm.conf (slurm.conf) are"
             )
         raise InputError(
             f"Slurm {where} refuses it: {told}", field=f"node {self.node.name}", fix=fix

@@ -1,6 +1,5 @@
 """A real Ray cluster on this computer: runs in actors, and all that befalls them and their head."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,15 +13,24 @@ import pytest
 from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
-from hadar_cli.node.agent import processes
 from hadar_cli.runs.store import find_run
 from hadar_cli.transports import access_to
-from tests.integration.test_slurm import MIX, STARTED, counted, hadar, journal, start, wait_until
+from tests.integration.test_slurm import (
+    MIX,
+    STARTED,
+    STEPS,
+    command,
+    hadar,
+    journal,
+    merges_on,
+    start,
+    trainers,
+    wait_until,
+)
 from tests.support.raylets import RayLab, running_ray
 from tests.support.sshd import descendants
 from tests.support.strays import all_gone, living
 
-STEPS = 400
 CLIENT = "import ray, sys; ray.kill(ray.get_actor(sys.argv[2]))"
 
 
@@ -39,6 +47,10 @@ def no_head_outlives_its_test() -> Iterator[None]:
         STARTED.pop().kill()
 
 
+def words_of_a_run(lab: RayLab) -> tuple[str, ...]:
+    return ("run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
+
+
 def kill_actor(lab: RayLab, name: str) -> None:
     """As anybody in the cluster may."""
     code = (
@@ -47,31 +59,19 @@ def kill_actor(lab: RayLab, name: str) -> None:
     subprocess.run([sys.executable, "-c", code, "-", name], check=True, capture_output=True)
 
 
-def trainers(lab: RayLab, node: str) -> set[int]:
-    """Pids of the node's workers that live."""
-    notes = (lab.workdir / "runs" / "r" / node).glob("workers/*/worker.json")
-    found = (json.loads(note.read_text())["worker"] for note in notes)
-    return {pid for pid, started in found if processes.is_alive(pid, started)}
-
-
-def merges_on(cwd: Path, more: int = 1) -> None:
-    before = counted(cwd, events.WeightsMerged)
-    wait_until(lambda: counted(cwd, events.WeightsMerged) >= before + more, 180.0)
-
-
 @pytest.mark.timeout(900)
 def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tmp_path):
     gate = tmp_path / "gate"
     (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(gate)))
     one, two = lab.names
-    head = start(tmp_path, "run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
+    head = start(tmp_path, *words_of_a_run(lab))
     wait_until((tmp_path / "runs" / "r" / "journal.jsonl").exists)
     merges_on(tmp_path)
     keepers = set(lab.keepers())
     assert len(keepers) == 2
 
-    wait_until(lambda: trainers(lab, one))
-    os.kill(min(trainers(lab, one)), signal.SIGKILL)
+    wait_until(lambda: trainers(lab.workdir, one))
+    os.kill(min(trainers(lab.workdir, one)), signal.SIGKILL)
     merges_on(tmp_path)
     for keeper in keepers:  # agents and transfers; workers are no longer its children
         for pid in descendants(keeper):
@@ -82,7 +82,7 @@ def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tm
     merges_on(tmp_path, 2)
     assert set(lab.keepers()) == keepers, "the keepers were found again"
 
-    wait_until(lambda: trainers(lab, two))
+    wait_until(lambda: trainers(lab.workdir, two))
     kill_actor(lab, f"hadar:r:{two}")
     wait_until(lambda: len(set(lab.keepers()) - keepers) == 1)
     merges_on(tmp_path, 2)
@@ -108,46 +108,33 @@ def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tm
 @pytest.mark.timeout(600)
 def test_workers_of_a_killed_actor_and_head_end_with_the_lease(lab, tmp_path):
     (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(tmp_path / "gate")))
-    head = start(tmp_path, "run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
-    wait_until(lambda: all(trainers(lab, name) for name in lab.names))
+    head = start(tmp_path, *words_of_a_run(lab), lease_s=5.0)
+    wait_until(lambda: all(trainers(lab.workdir, name) for name in lab.names))
     head.send_signal(signal.SIGKILL)
     head.wait()
-    for name in lab.names:
-        kill_actor(lab, f"hadar:r:{name}")
-    assert living(lab.workdir), "Ray ends the actor, and not what it started"
+    for keeper in lab.keepers():
+        os.kill(keeper, signal.SIGKILL)
+    assert living(lab.workdir), "an actor's end is not the end of what it started"
     assert all_gone(lab.workdir, 120.0)
     hadar(tmp_path, "clean", "r", "--yes")
     assert lab.keepers() == [] and not (lab.workdir / "runs").exists()
 
 
-def command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("node", "why", "fix"),
-    [
-        ('ray = { node = "nope" }', "no machine of the cluster is called 'nope'", "ray status"),
-        ("ray = { num_gpus = 8 }", "0 of 1 machines have 8 GPU", "add such a machine"),
-        ("ray = { resources = { tpu = 1 } }", "t4 (127.0.0.2) has 4 CPU", "ray list nodes"),
-    ],
-)
-def test_what_ray_can_never_give_is_refused_before_anything_is_started(
-    lab, tmp_path, node, why, fix
-):
+def test_what_ray_can_never_give_is_refused_before_anything_is_started(lab, tmp_path):
     (tmp_path / "mix.yaml").write_text(MIX)
-    entry = f'[[node]]\nname = "a"\nhost = "ray:{lab.address}"\n{node}\n'
+    entry = f'[[node]]\nname = "a"\nhost = "ray:{lab.address}"\nray = {{ num_gpus = 8 }}\n'
     (tmp_path / "nodes.toml").write_text(entry)
     complaint = " ".join(hadar(tmp_path, "run", "mix.yaml", expect=2).split())
-    assert why in complaint and fix in complaint
+    assert "0 of 1 machines have 8 GPU: t4 (127.0.0.2) has 4 CPU" in complaint
+    assert "ray status" in complaint
     assert lab.keepers() == [] and not (tmp_path / "runs").exists()
 
 
 def test_a_cluster_that_is_not_there_is_told_with_what_to_do(tmp_path):
     (tmp_path / "mix.yaml").write_text(MIX)
-    (tmp_path / "nodes.toml").write_text('[ray]\nname = "a"\ncount = 2\n')
-    complaint = hadar(tmp_path, "run", "mix.yaml", expect=2)
-    assert "no Ray at ray://auto" in complaint and "ray start --head" in complaint
+    (tmp_path / "nodes.toml").write_text('[ray]\nname = "a"\nhost = "ray:127.0.0.2:1"\n')
+    complaint = " ".join(hadar(tmp_path, "run", "mix.yaml", expect=2).split())
+    assert "no Ray at ray:127.0.0.2:1" in complaint and "ray start --head" in complaint
 
 
 def test_a_copy_is_shown_the_actor_s_own_card(lab):

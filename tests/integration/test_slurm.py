@@ -1,10 +1,13 @@
 """Real Slurm on this computer: runs in allocations, and all that Slurm does to them."""
 
+import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from hadar_cli.runs.store import RunFacts, RunStore, find_run, read_journal
 from tests.contract.test_executor import collect, order
 from tests.support.lab import running
 from tests.support.slurm import SlurmLab, running_slurm
+from tests.support.sshd import descendants
 
 SUPPORT = Path(__file__).parents[1] / "support"
 STEPS = 400
@@ -58,8 +62,9 @@ def no_head_outlives_its_test() -> Iterator[None]:
         STARTED.pop().kill()
 
 
-def start(cwd: Path, *words: str) -> subprocess.Popen[str]:
-    code = "from hadar_cli.cli.main import main; main()"
+def start(cwd: Path, *words: str, lease_s: float = 20.0) -> subprocess.Popen[str]:
+    code = f"from hadar_cli.nodes.session import decisions; decisions.LEASE_S = {lease_s}\n"
+    code += "from hadar_cli.cli.main import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words],
         cwd=cwd,
@@ -91,6 +96,24 @@ def journal(cwd: Path) -> list[events.Event]:
 
 def counted(cwd: Path, kind: type) -> int:
     return sum(isinstance(event, kind) for event in journal(cwd))
+
+
+def merges_on(cwd: Path, more: int = 1) -> None:
+    before = counted(cwd, events.WeightsMerged)
+    wait_until(lambda: counted(cwd, events.WeightsMerged) >= before + more, 180.0)
+
+
+def trainers(workdir: Path, node: str) -> set[int]:
+    """Pids of the node's workers that live."""
+    notes = (workdir / "runs" / "r" / node).glob("workers/*/worker.json")
+    found = (json.loads(note.read_text()).get("worker", (0, 0)) for note in notes)
+    return {pid for pid, started in found if processes.is_alive(pid, started)}
+
+
+def command(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def running_jobs(lab: SlurmLab) -> dict[str, str]:
@@ -148,6 +171,47 @@ def test_a_run_survives_what_slurm_and_its_user_do_to_it(lab, tmp_path):
     assert lab.jobs() == []
     hadar(tmp_path, "clean", "r", "--yes")
     assert not (lab.workdir / "runs").exists()
+
+
+@pytest.mark.timeout(900)
+def test_a_run_survives_what_befalls_its_workers_agents_and_streams(lab, tmp_path):
+    """kill -9 of each, then scancel by somebody else: all steps count once."""
+    gate = tmp_path / "gate"
+    (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(gate)))
+    one, two = lab.names
+    head = start(tmp_path, "run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
+    wait_until((tmp_path / "runs" / "r" / "journal.jsonl").exists)
+    merges_on(tmp_path)
+    before = running_jobs(lab)
+    wait_until(lambda: trainers(lab.workdir, one))
+    os.kill(min(trainers(lab.workdir, one)), signal.SIGKILL)
+    merges_on(tmp_path)
+    kill_all(pid for pid in lab.steps() if b"import io,json" in command(pid))  # agents, transfers
+    merges_on(tmp_path, 2)
+    kill_all(pid for pid in descendants(head.pid) if command(pid).startswith(b"srun\0"))
+    merges_on(tmp_path, 2)
+    assert running_jobs(lab) == before, "none of this cost an allocation"
+    lab.run("scancel", before[two])
+    wait_until(lambda: running_jobs(lab).get(two, before[two]) != before[two])
+    assert head.poll() is None, head.communicate()[1]
+    gate.touch()
+    assert head.wait(240) == 0, head.communicate()[1]
+    state = RunState(find_run(tmp_path / "runs", "r").facts.mix.jobs)
+    for event in journal(tmp_path):
+        state.apply(event)
+    state.validate()
+    assert [len(job.done) for job in state.jobs.values()] == [STEPS] * 3
+    assert lab.jobs() == []
+    hadar(tmp_path, "clean", "r", "--yes")
+    assert not (lab.workdir / "runs").exists()
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    found = list(pids)
+    assert found
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def absences(cwd: Path) -> dict[str, Absence]:
