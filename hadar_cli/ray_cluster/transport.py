@@ -165,7 +165,10 @@ class RayTransport:
 
     def close(self) -> None:
         while self._streams:
-            self._streams.pop().close()
+            stream = self._streams.pop()
+            if not self._name:
+                stream.complaint()  # a visit's keeper is ended before its last word
+            stream.close()
 
     def recalled(self) -> str:
         return ""

@@ -117,7 +117,8 @@ def test_workers_of_a_killed_actor_and_head_end_with_the_lease(lab, tmp_path):
     assert living(lab.workdir), "an actor's end is not the end of what it started"
     assert all_gone(lab.workdir, 120.0)
     hadar(tmp_path, "clean", "r", "--yes")
-    assert lab.keepers() == [] and not (lab.workdir / "runs").exists()
+    wait_until(lambda: lab.keepers() == [])  # that of the visit was told to end
+    assert not (lab.workdir / "runs").exists()
 
 
 def test_what_ray_can_never_give_is_refused_before_anything_is_started(lab, tmp_path):
