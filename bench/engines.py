@@ -1,16 +1,21 @@
-"""What it costs to reach a node through Slurm or kubectl, beside SSH in the same run.
+"""What it costs to reach a node through Slurm, Ray or kubectl, beside SSH in the same run.
 
     python -m bench.engines [--repeats 5]
+    python -m bench.engines --mix mixes/m1.yaml
 
 One node of each engine on this computer, taking turns: a stream to a new part of hadar on the node,
 a word and its answer, a file there and back, and an order to a process that waits for it, from its
-start to its weights in the store. A Slurm that is private to the bench, a stand-in for kubectl.
+start to its weights in the store. A Slurm and a Ray that are private to the bench, a stand-in for
+kubectl. With a mix: five devices behind each engine train it, one engine after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +37,7 @@ from hadar_cli.runs.store import RunFacts, RunStore
 from hadar_cli.transports import access_to
 from tests.support.lab import python_with_torch, running
 from tests.support.pipes import fake_kubectl
+from tests.support.raylets import running_ray
 from tests.support.slurm import running_slurm
 
 ROOT = Path(__file__).parents[1]
@@ -118,10 +124,11 @@ def measured(repeats: int) -> Iterator[Row]:
         source = make(folder / "file", FILE_MB)
         ssh = stack.enter_context(running(folder / "lab", 1))
         slurm = stack.enter_context(running_slurm(folder / "slurm", 1))
+        ray = stack.enter_context(running_ray(folder / "ray", 1))
         os.environ["PATH"] = f"{fake_kubectl(folder)}:{os.environ['PATH']}"
         pod = Node("pod", "kubectl:pod", python=python_with_torch())
         nodes = {SSH: read_nodes(ssh.inventory)[0], "slurm": read_nodes(slurm.inventory)[0]}
-        nodes["kubectl"] = pod
+        nodes |= {"ray": read_nodes(ray.inventory)[0], "kubectl": pod}
         engines = [Engine(name, node, folder, source) for name, node in nodes.items()]
         for engine in engines:
             stack.callback(engine.close)
@@ -149,11 +156,35 @@ def race(
             yield beside(f"{case}: {name}", unit, *rates, more_is_better=unit == "MB/s")
 
 
+def trained(mix: Path) -> Iterator[str]:
+    """A run of the mix on the lab of each engine."""
+    labs = {SSH: running, "slurm": running_slurm, "ray": running_ray}
+    with tempfile.TemporaryDirectory(prefix="hadar-bench-") as directory:
+        for name, lab in labs.items():
+            with lab(Path(directory) / name, 5) as up:
+                words = [sys.executable, "-c", "from hadar_cli.cli.main import main; main()"]
+                run = [*words, "run", str(mix), "-n", str(up.inventory), "--name", name]
+                subprocess.run(run, cwd=directory, check=True, capture_output=True)
+                told = subprocess.run(
+                    [*words, "report", name, "--json"], cwd=directory, check=True, stdout=-1
+                )
+            report = json.loads(told.stdout)
+            ttd, bound = report["ttd_s"], report["lower_bound_s"]
+            done = ", ".join(f"{j['steps_done']}/{j['steps_target']}" for j in report["jobs"])
+            yield (
+                f"{name:>6}: TTD {ttd:.1f} s, {ttd / bound:.2f} x its bound, CRU "
+                f"{report['cru']:.3f}, {report['rounds']} rounds, steps {done}"
+            )
+
+
 def main() -> None:
     usage = argparse.ArgumentParser(description=__doc__)
     usage.add_argument("--repeats", type=int, default=5)
-    for row in measured(usage.parse_args().repeats):
-        print(line(row), flush=True)
+    usage.add_argument("--mix", type=Path, help="train it on each, and show TTD and CRU")
+    asked = usage.parse_args()
+    rows = trained(asked.mix.resolve()) if asked.mix else map(line, measured(asked.repeats))
+    for row in rows:
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
+from hadar_cli.node.agent import processes
 from hadar_cli.runs.store import find_run
 from hadar_cli.transports import access_to
 from tests.integration.test_slurm import (
@@ -38,6 +39,10 @@ CLIENT = "import ray, sys; ray.kill(ray.get_actor(sys.argv[2]))"
 def lab(tmp_path_factory) -> Iterator[RayLab]:
     with running_ray(tmp_path_factory.mktemp("ray") / "lab", count=2) as lab:
         yield lab
+        family = {pid for node in lab.nodes for pid in (node.pid, *descendants(node.pid))}
+        known = [(pid, processes.start_time(pid) or 0) for pid in family | set(lab.processes())]
+    assert not [pid for pid, started in known if processes.is_alive(pid, started)]
+    assert not lab.directory.exists() and not Path(lab.temp).exists()
 
 
 @pytest.fixture(autouse=True)

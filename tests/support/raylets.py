@@ -119,8 +119,14 @@ class RayLab:
 
     def down(self) -> None:
         """Ends every process of the cluster, and all that these started."""
+        below = (pid for raylet, _ in self.raylets.values() for pid in descendants(raylet))
+        known = [(pid, processes.start_time(pid) or 0) for pid in below]  # some hide their tag
         deadline = time.monotonic() + 30.0
-        while (left := self.processes()) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            left = {pid for pid, started in known if processes.is_alive(pid, started)}
+            left.update(self.processes())
+            if not left:
+                break
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
