@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hadar_cli.core import events
+from hadar_cli.core.measures.metrics import summarise
 from hadar_cli.core.measures.ways import ways_of
 from hadar_cli.core.model import Gpu, Job, Launch, Mix, Node, PolicyChoice
 from hadar_cli.core.reasons import Loss
@@ -73,3 +74,9 @@ def test_a_dry_run_foresees_the_ways(tmp_path):
     assert outlook is not None
     ways = outlook.ways["job"]
     assert ways.alone + ways.shared + ways.merged == 600 and ways.decided_by == "time"
+
+
+def test_a_gang_is_not_told_that_forking_did_not_pay():
+    mix = Mix("m", (replace(JOB, gpus=2),), policy=PolicyChoice("hadar"), slot_s=5.0)
+    summary = summarise("r", mix, DEVICES, [events.HeadStarted(0.0, 1), *STORY[3:6]])
+    assert summary.jobs[0].copies == 2 and summary.jobs[0].forking_pays

@@ -44,7 +44,8 @@ class JobSummary:
     @property
     def forking_pays(self) -> bool:
         """Did the merged model move further than its busiest copy would have alone?"""
-        return self.copies <= 1 or self.effective_steps > self.lead_steps
+        was_merged = self.ways is None or self.ways.merged > 0  # a gang's members are no forks
+        return not was_merged or self.copies <= 1 or self.effective_steps > self.lead_steps
 
 
 @dataclass(frozen=True, slots=True)
