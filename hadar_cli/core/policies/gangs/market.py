@@ -158,7 +158,9 @@ class Market:
                 found[self._on_one(r, size)] = None
             if mixed := self._at_least(j, self._slow[j][r]):
                 found[mixed] = None
-        if self._is_shared[j] and (fastest := self._fastest_mix(j)):
+        is_free_in_size = self._elastic[j] or self._is_outsize[j]
+        # Others would take fast devices and wait no less: traces had a longer mean JCT with it.
+        if self._is_shared[j] and is_free_in_size and (fastest := self._fastest_mix(j)):
             found[fastest] = None
         return list(found)
 
