@@ -10,7 +10,10 @@ import signal
 import pytest
 import torch
 
+from hadar_cli.node.contract import Membership
 from hadar_cli.node.network import free_port
+from hadar_cli.node.training.gangs.errors import MemberLost
+from hadar_cli.node.training.gangs.meeting import require_reach
 from tests.support.gangs import PATIENCE_S, gang, start, start_all, wait_for
 
 BEGIN = """
@@ -216,3 +219,12 @@ def test_nobody_waits_for_ever_for_a_member_that_hangs(disturbed):
     first, _, third = disturbed["hangs"]
     assert "rank 1 has said nothing for" in first.log
     assert first.code not in (0, None) and third.code not in (0, None)
+
+
+def test_a_member_that_another_one_does_not_reach_is_named_with_the_fix(tmp_path):
+    """Gloo would wait for it for a day."""
+    store = torch.distributed.FileStore(str(tmp_path / "meeting"), 2)
+    store.set("door/1", f"127.0.0.1 {free_port('127.0.0.1')}")
+    member = Membership("g", 0, 2, "tcp://127.0.0.1:1")
+    with pytest.raises(MemberLost, match=r"rank 1 is not reached at 127.0.0.1: .*`hadar check`"):
+        require_reach(store, member, "127.0.0.1")

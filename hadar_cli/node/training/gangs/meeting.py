@@ -7,6 +7,7 @@ set up would divide the work among the processes in its own way.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from hadar_cli.node.training.gangs.errors import CannotShare, MemberLost
 _c10d: Any = distributed  # what it offers differs from torch to torch
 _MEET_S = 300.0  # until all are there: a start on the slowest node
 _LONGEST_WAIT_S = 86_400.0  # for others at their own work: that they live is watched apart
+_KNOCK_S = 10.0  # for another member's machine to answer at all
 _BEAT_S = 2.0
 _SILENCE_S = 60.0  # of a member; no limit for one that works, however long
 _LEFT_BEHIND = 70  # exit code
@@ -41,6 +43,8 @@ class Meeting:
         self._store = _c10d.PrefixStore(member.gang, store)
         address = own_address(place_of(member.meets_at))
         try:
+            if not place_of(member.meets_at).path:
+                require_reach(self._store, member, address)
             backends = self._tell_all("backend", _backend(device))
             self.numbers = _gloo(_c10d.PrefixStore("numbers", self._store), member, address)
             self.is_on_host = set(backends) != {"nccl"}  # what travels passes through main memory
@@ -104,6 +108,32 @@ class Meeting:
                 f"a member of the gang is gone (this is rank {self.member.rank} of "
                 f"{self.member.size}): {error}"
             ) from error
+
+
+def require_reach(store: Any, member: Membership, address: str) -> None:
+    """Refuses a gang of which this member does not reach another.
+
+    Gloo would wait for that one as long as for any step: a firewall mostly drops what it forbids.
+    """
+    with listening(address, 0) as door:
+        store.set(f"door/{member.rank}", f"{address} {door.getsockname()[1]}")
+        for rank in range(member.size):
+            if rank != member.rank:
+                host, port = store.get(f"door/{rank}").decode().split()
+                _knock(rank, host, int(port))
+        store.set(f"seen/{member.rank}", "")
+        store.wait([f"seen/{rank}" for rank in range(member.size)])
+
+
+def _knock(rank: int, host: str, port: int) -> None:
+    try:
+        socket.create_connection((host, port), timeout=_KNOCK_S).close()
+    except OSError as error:
+        why = error.strerror or "no answer"
+        raise MemberLost(
+            f"rank {rank} is not reached at {host}: {why}; let the machines of this network open "
+            "TCP connections to each other (`hadar check` tells who reaches whom)"
+        ) from error
 
 
 class _Watch:
