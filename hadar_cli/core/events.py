@@ -56,6 +56,7 @@ class CopyStarted:
     gang: tuple[str, ...] = ()  # all devices of a multi-device job; ``device`` is its first
     follows: str = ""  # the attempt of the same process that it goes on from, without a merge
     micro_batches: int = 1  # pieces that every step's batch is split into
+    inherits: bool = False  # of the one it follows, also the steps that this leaves undone
 
     @property
     def quota(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hadar_cli.core import events
 from hadar_cli.core.events import TRAIN
@@ -192,6 +192,18 @@ class JobState:
         if copy.follows and self.made_by != (copy.follows,):
             return False
         return copy.generation == self.generation
+
+    def take_back(self, copy: events.CopyStarted, done: StepSet) -> events.CopyStarted | None:
+        """Steps that a copy has not done are free again, or go to the copy that goes on in its
+        process: returned as it is then."""
+        left = StepSet.of(copy.slices) - done
+        for heir in self.active.values():
+            if heir.inherits and heir.follows == copy.attempt:
+                steps = StepSet.of(heir.slices) | left
+                self.active[heir.attempt] = replace(heir, slices=steps.ranges)
+                return self.active[heir.attempt]
+        self.free |= left
+        return None
 
     @property
     def in_hand(self) -> StepSet:

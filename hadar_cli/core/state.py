@@ -42,8 +42,7 @@ class RunState:
         self.avoided: dict[tuple[int, str], events.PairAvoided] = {}
         #: the time of the latest event
         self.now = 0.0
-        self.epoch = 0
-        self.round = 0
+        self.epoch = self.round = 0
         self.finished = False
         for event in happened:
             self.apply(event)
@@ -277,7 +276,8 @@ class RunState:
     def _finish(self, event: events.CopyFinished) -> None:
         job, started = self._under_way(event.attempt)
         self._close(job, event.attempt)
-        job.free |= StepSet.of(started.slices) - StepSet.of(event.slices)
+        if heir := job.take_back(started, StepSet.of(event.slices)):
+            self.started[heir.attempt] = heir
         if event.quality is not None:  # it may be empty, of a model that diverged
             # Quality is of the weights the copy was *given*: generation 0 means untrained ones.
             if started.generation == 0:

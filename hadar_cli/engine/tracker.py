@@ -120,6 +120,7 @@ class Tracker:
             devices if len(devices) > 1 else (),
             follows,
             max(job.pieces.get(device, 1) for device in devices),
+            bool(follows),
         )
         self.record(started)
         return self._order_of(started, seconds)
@@ -137,7 +138,7 @@ class Tracker:
             merged_of=job.made_by,
             round=started.round,
             copy=started.copy,
-            num_copies=len(job.active),
+            num_copies=len(job.active) - (started.follows in job.active),  # it is that one's heir
             global_step=len(job.done),
             job_seed=_seed(self._mix.seed, job.job.trial.sweep if job.job.trial else job.job.id),
             seed=_seed(self._mix.seed, *_who(job, started)),

@@ -53,6 +53,7 @@ KEEP_OPTIMIZER = "HADAR_KEEP_OPTIMIZER"
 OPTIMIZER_IN = "HADAR_OPTIMIZER_IN"
 ATTEMPT = "HADAR_ATTEMPT"
 MERGED_OF = "HADAR_MERGED_OF"
+INHERITS = "HADAR_INHERITS"
 EMULATE_SPEED = "HADAR_EMULATE_SPEED"
 NEXT = "HADAR_NEXT"
 DATA = "HADAR_DATA"  # of a worker, like the next: the same for all of its orders
@@ -130,6 +131,7 @@ class Order:
     optimizer_in: Path | None = None  # holds the optimizer's state, if ``checkpoint_in`` does not
     attempt: str = ""
     merged_of: tuple[str, ...] = ()  # the attempts that are in ``checkpoint_in``
+    inherits: bool = False  # it begins with the steps that the order before it leaves undone
     emulate_speed: float | None = None
     member: Membership | None = None  # None: it trains its steps alone
 
@@ -149,10 +151,8 @@ class Order:
     @classmethod
     def by_hand(cls, steps: int) -> Order:
         """The order of a script started without hadar: everything, with nothing to hand in."""
-        now = time.monotonic()
-        everything = ((0, steps),)
-        seed = job_seed()
-        return cls(steps, everything, float("inf"), issued_at=now, total_steps=steps, job_seed=seed)
+        now, seed, inf = time.monotonic(), job_seed(), float("inf")
+        return cls(steps, ((0, steps),), inf, issued_at=now, total_steps=steps, job_seed=seed)
 
     def placed(self, files: AttemptFiles, next_order: Path, returns_weights: bool) -> Order:
         """The order on its node, from now on: where to leave things, and where to look for more."""
@@ -194,6 +194,7 @@ class Order:
             OPTIMIZER_IN: str(self.optimizer_in or ""),
             ATTEMPT: self.attempt,
             MERGED_OF: ",".join(self.merged_of),
+            INHERITS: "1" if self.inherits else "",
             EMULATE_SPEED: repr(self.emulate_speed) if self.emulate_speed else "",
             NEXT: str(self.next_order or ""),
             ISSUED_AT: repr(self.issued_at) if self.issued_at else "",
@@ -235,14 +236,14 @@ class Order:
             optimizer_in=path(OPTIMIZER_IN),
             attempt=variables.get(ATTEMPT, ""),
             merged_of=tuple(filter(None, variables.get(MERGED_OF, "").split(","))),
+            inherits=variables.get(INHERITS) == "1",
             emulate_speed=float(variables.get(EMULATE_SPEED) or 0.0) or None,
             member=Membership.from_variables(variables),
         )
 
 
 def is_under_orders() -> bool:
-    """Whether hadar started this process; a script may also be run by hand."""
-    return STEPS in os.environ
+    return STEPS in os.environ  # or else somebody started the script by hand
 
 
 def job_seed() -> int:
@@ -250,8 +251,7 @@ def job_seed() -> int:
 
 
 def total_steps() -> int:
-    """How many steps the whole job has; 0 by hand."""
-    return int(os.environ.get(TOTAL_STEPS) or 0)
+    return int(os.environ.get(TOTAL_STEPS) or 0)  # of the whole job; 0 by hand
 
 
 @dataclass(frozen=True, slots=True)

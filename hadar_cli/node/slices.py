@@ -44,6 +44,16 @@ def before(slices: Slices, bound: int) -> Slices:
     return tuple((first, min(end, bound)) for first, end in slices if first < bound)
 
 
+def joined(one: Slices, other: Slices) -> Slices:
+    """The steps of both, in order."""
+    whole: list[tuple[int, int]] = []
+    for first, end in sorted((*one, *other)):
+        if whole and whole[-1][1] == first:
+            first, _ = whole.pop()
+        whole.append((first, end))
+    return tuple(whole)
+
+
 def numbers(slices: Slices) -> Iterator[int]:
     for first, end in slices:
         yield from range(first, end)

@@ -65,6 +65,7 @@ def _order(order: CopyOrder, emulate_speed: float | None, checkpoint: str, optim
         optimizer_in=Path(optimizer) if optimizer else None,
         attempt=order.attempt,
         merged_of=order.merged_of,
+        inherits=bool(order.follows),
         emulate_speed=emulate_speed,
         member=order.member if isinstance(order, MemberOrder) else None,
     )

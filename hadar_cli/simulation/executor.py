@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
 from hadar_cli.core.estimates.gangs import seconds_of
 from hadar_cli.core.model import MergeRules
 from hadar_cli.core.reasons import Loss
+from hadar_cli.core.steps import StepSet
 from hadar_cli.engine.ports import (
     Consolidated,
     Contribution,
@@ -50,6 +51,7 @@ class _Copy:
     rate: float
     coming: int = 0
     trained_at: float = 0.0
+    left: StepSet = field(default_factory=StepSet)  # of its steps, when it hands in
     quota: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +111,8 @@ class SimulatedExecutor:
         rate = self._rate(order.job.id, order.devices)
         before = self._copies.get(order.follows)
         began = before.trained_at if before else self._now
+        if before:  # as in the worker: it begins with what that one leaves undone
+            order = replace(order, steps=order.steps | before.left)
         copy = self._copies[order.attempt] = _Copy(order, began, start_s, rate)
         self._hand_in_by(copy, self._now + order.seconds)
 
@@ -168,9 +172,11 @@ class SimulatedExecutor:
             steps = min(quota, max(steps, least, 1))
         train_s = steps / copy.rate
         sync_s = self._costs.sync_s if order.returns_weights else 0.0  # an errand brings no weights
+        done = order.steps.first(steps)
+        copy.left = order.steps - done
         result = CopyResult(
             steps=steps,
-            slices=order.steps.first(steps).ranges,
+            slices=done.ranges,
             start_s=copy.start_s,
             train_s=train_s,
             save_s=sync_s,

@@ -119,7 +119,12 @@ class Recount(ABC):
         claimed = _numbers(event.slices)
         demand(claimed <= self._given[event.attempt], f"I1: {event.attempt} beyond its quota")
         demand(len(claimed) == event.steps, f"I1: {event.attempt} miscounted")
+        left = self._given[event.attempt] - claimed
         self._free(event.attempt)
+        for attempt in self._given:  # who goes on in the same process has what it left undone
+            heir = self._started[attempt]
+            if heir.inherits and heir.follows == event.attempt:
+                self._given[attempt] |= left
         if event.steps:
             self._claims[event.attempt] = (event, claimed)
 

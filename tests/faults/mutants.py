@@ -69,7 +69,8 @@ def _trusting_finish(state: RunState, event: events.CopyFinished) -> None:
     job = state.jobs[started.job]
     job.active.pop(event.attempt, None)
     job.errands.pop(event.attempt, None)
-    job.free = job.free | (StepSet.of(started.slices) - StepSet.of(event.slices))
+    if heir := job.take_back(started, StepSet.of(event.slices)):
+        state.started[heir.attempt] = heir
     if event.quality is not None:
         if started.generation == 0:
             job.untrained = event.quality

@@ -86,6 +86,7 @@ class Process:
     owed: Vector = field(default_factory=lambda: NONE)
     left: Vector | None = None  # by that attempt, of which it is not known yet if it was merged
     orders: int = 0
+    undone: StepSet = field(default_factory=StepSet)  # of its last order
     copy: Copy | None = None
     waiting: deque[Copy] = field(default_factory=deque)
     is_new: bool = True
@@ -236,6 +237,8 @@ class SimulatedNode:
         if process.copy or not process.waiting or not process.alive:
             return
         copy = process.copy = process.waiting.popleft()
+        if copy.order.follows:  # it begins with what the one before it has left undone
+            copy.order = replace(copy.order, steps=copy.order.steps | process.undone)
         order, strikes = copy.order, self._misfortune.strikes
         copy.begins = self._clock.now
         copy.start_s = self._misfortune.dice.uniform(0.3, 3.0) if process.is_new else 0.0
@@ -320,6 +323,7 @@ class SimulatedNode:
 
     def _work(self, process: Process, copy: Copy, until: float) -> None:
         copy.steps = copy.order.steps.first(copy.steps_by(until))
+        process.undone = copy.order.steps - copy.steps
         steps = [step for first, end in copy.steps.ranges for step in range(first, end)]
         trained = train(process.weights, process.state, process.job, steps)
         process.weights, process.state = trained.made, trained.state

@@ -71,6 +71,17 @@ def test_every_job_ends_with_exactly_its_steps(targets, speeds, slot_s, costs):
     check_no_device_used_twice(world)
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 900), st.floats(0.3, 20), slots, costs)
+def test_on_one_device_a_job_trains_its_steps_in_order(target, speed, slot_s, costs):
+    """As by hand, however many slots it takes, and whatever is sent ahead of a slot's end."""
+    world = world_of([target], [speed], slot_s, costs)
+    world.loop.run()
+    finished = [e for e in world.journal.events if isinstance(e, events.CopyFinished) and e.steps]
+    trained = [step for event in finished for a, b in event.slices for step in range(a, b)]
+    assert trained == list(range(target))
+
+
 @settings(deadline=None, max_examples=40)
 @given(targets, speeds, slots, costs, st.data())
 def test_lost_devices_cost_nothing_but_time(targets, speeds, slot_s, costs, data):

@@ -47,6 +47,7 @@ ORDER = Order(
     keeps_optimizer=True,
     optimizer_in=Path("/node/objects/older"),
     attempt="e1-r2-c3-4",
+    inherits=True,
     merged_of=("e1-r1-c3-1", "e1-r1-c4-2"),
     emulate_speed=0.25,
     member=Membership("g1", 2, 3, "tcp://10.0.0.1:29500", (0.5, 0.1 + 0.2, 0.2)),

@@ -34,6 +34,19 @@ def test_orders_never_share_steps(world):
     assert two.steps.ranges == ((60, 100),)
 
 
+def test_a_copy_that_was_sent_ahead_has_what_the_one_before_it_left_undone(world):
+    one = world.tracker.hand_out(Stint(0, "t4", 60), 5.0, [60])
+    two = world.tracker.hand_out(Stint(0, "t4", 20), 5.0, [20], follows=one.attempt)
+    assert (one.num_copies, two.num_copies) == (1, 1), "it is alone: its dropout goes on"
+    world.tracker.handed_in(HandedIn(one.attempt, result(50, ((0, 50),)), "w"))
+    world.tracker.commit(world.state.jobs[0])
+    assert world.state.jobs[0].free.ranges == ((80, 100),)
+    world.tracker.handed_in(HandedIn(two.attempt, result(25, ((50, 75),)), "w"))
+    world.tracker.commit(world.state.jobs[0])
+    assert world.state.jobs[0].done.ranges == ((0, 75),)
+    world.state.validate()
+
+
 @pytest.mark.parametrize(
     ("claim", "weights", "why"),
     [

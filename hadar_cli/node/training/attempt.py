@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +17,7 @@ import torch
 
 from hadar_cli.node.contract import MemberSpeed, Order, Progress, Result, Seconds
 from hadar_cli.node.phases import EVALUATE, LOAD, SAVE, TRAIN, Phases
-from hadar_cli.node.slices import Slices, take
+from hadar_cli.node.slices import Slices, joined, take
 from hadar_cli.node.trace import note_length
 from hadar_cli.node.training.batches import Steps
 from hadar_cli.node.training.pacing import Pace
@@ -196,9 +196,17 @@ class Attempt:
         path, supervisor = self.order.next_order, os.getppid()
         while path and is_wanted() and os.getppid() == supervisor:
             if path.exists():
-                return Order.from_variables(json.loads(path.read_text()))
+                return self._going_on(Order.from_variables(json.loads(path.read_text())))
             time.sleep(_WAIT_EVERY_S)
         return None
+
+    def _going_on(self, order: Order) -> Order:
+        """The next order, with what this one leaves undone if it was sent before that was known:
+        a copy that is alone trains its steps one after another."""
+        if not order.inherits:
+            return order
+        slices = joined(self.left, order.slices)
+        return replace(order, steps=sum(end - first for first, end in slices), slices=slices)
 
     def _mean_loss(self) -> float:
         return float(self._loss_sum) / (float(self._losses) or 1.0)

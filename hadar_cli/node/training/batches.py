@@ -6,7 +6,7 @@ A step is one update: one mini-batch, or several whose gradients are accumulated
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, islice
 from typing import Any, Protocol
 
@@ -81,15 +81,22 @@ def _source_of_loader(loader: DataLoader[Any], seed: int) -> MapSource | StreamS
 
 
 class Group:
-    """The mini-batches of one update, read one by one, as a loop by hand asks for them."""
+    """The mini-batches of one update, read one by one, as a loop by hand asks for them.
 
-    def __init__(self, count: int, batches: Iterator[Any]) -> None:
-        self._count, self._batches = count, batches
+    ``begin`` is called when the first is asked for: an order may be over before that.
+    """
+
+    def __init__(
+        self, count: int, batches: Iterator[Any], begin: Callable[[], None] | None = None
+    ) -> None:
+        self._count, self._batches, self._begin = count, batches, begin
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
+        if self._begin:
+            self._begin()
         return islice(self._batches, self._count)
 
 
@@ -107,9 +114,9 @@ class Steps:
             cutter.begin()
         batches = self.source.batches(self._minis(slices), cutter)
         for step in numbers(slices):
-            if self.per_epoch and step % self.per_epoch == 0 and step != slices[0][0]:
-                self.source.begin_epoch()
-            yield Group(self.first_of(step + 1) - self.first_of(step), batches)
+            is_new = self.per_epoch and step % self.per_epoch == 0 and step != slices[0][0]
+            begin = self.source.begin_epoch if is_new else None
+            yield Group(self.first_of(step + 1) - self.first_of(step), batches, begin)
 
     def once(self, epoch: int) -> Iterator[Group]:
         """One epoch, or pass over a stream, for scripts run by hand."""
@@ -195,7 +202,7 @@ class MapSource:
             torch.set_rng_state(before)
             if begins_epoch:
                 self.begin_epoch()
-        return batches
+        yield from batches
 
     def begin_epoch(self) -> None:
         """Draws what the script's own loader would by hand."""
