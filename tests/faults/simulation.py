@@ -20,12 +20,11 @@ MOST_TRIES = 600  # schedules within which a mutant has to be noticed
 TELLING = {
     "a stop keeps what copies held": 893,
     "merge without weights": 110,
-    "whom a copy follows does not matter": 20091,
     "a member does not count": 1540,
 }
 
 # Not noticed within as many tries by today's schedules: looked for with more of them by --full.
-HARD = {"nobody gives up a hopeless job"}
+HARD = {"nobody gives up a hopeless job", "whom a copy follows does not matter"}
 
 
 @dataclass
