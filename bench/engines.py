@@ -72,7 +72,7 @@ class Engine:
             connection.give_back()
 
     def access(self) -> RemoteAccess:
-        access = access_to(self.node, self.store.directory.name)
+        access = access_to(self.node, self.store)
         assert isinstance(access, RemoteAccess)
         return access
 

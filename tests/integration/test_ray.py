@@ -14,8 +14,8 @@ from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
 from hadar_cli.node.agent import processes
+from hadar_cli.ray_cluster.transport import RayTransport
 from hadar_cli.runs.store import find_run
-from hadar_cli.transports import access_to
 from tests.integration.test_slurm import (
     MIX,
     STARTED,
@@ -146,7 +146,7 @@ def test_a_cluster_that_is_not_there_is_told_with_what_to_do(tmp_path):
 def test_a_copy_is_shown_the_actor_s_own_card(lab):
     """Ray numbers the cards of an actor; the command that it starts sees no others."""
     node = replace(read_nodes(lab.inventory)[0], name="card")
-    transport = access_to(node, "cards")._transport
+    transport = RayTransport(node, "cards", str(lab.workdir / "runs" / "cards"))
     try:
         stream = transport.open("sh -c 'echo $CUDA_VISIBLE_DEVICES; command -v python3'")
         told = b""
