@@ -204,7 +204,8 @@ class _Homecoming(Observer):
         self._leaders = Leaders(read_journal(store.journal_path))
         self._node_of = {d.name: c.node for c in connections for d in c.node.devices}
         nodes = {node.name: node for node in self._node_of.values()}
-        self.early = EarlyOutputs(lambda name: connect([nodes[name]], store)[0], self._folder)
+        self._store = store
+        self.early = EarlyOutputs(lambda name: self._visit(nodes[name]), self._folder)
 
     def happened(self, event: events.Event) -> None:
         self._leaders.take(event)
@@ -227,12 +228,17 @@ class _Homecoming(Observer):
             self._folder.mkdir(exist_ok=True)
             (self._folder / "problems.txt").write_text("\n".join(problems) + "\n")
 
+    def _visit(self, node: Node) -> Connection:
+        return connect([node], self._store, may_start=False)[0]
+
     def _bring_all(self) -> Sequence[str]:
         wanted: dict[str, list[Job]] = {}
         for number in self._leaders.by_job:
             if node := self._place(number):
                 wanted.setdefault(node, []).append(self._state.jobs[number].job)
-        return bring_home(self._connections, wanted, self._folder)
+        # A machine that is gone took what was left there along: no other is rented to look for it.
+        ways = [self._visit(one.node) if one.node.aws else one for one in self._connections]
+        return bring_home(ways, wanted, self._folder)
 
 
 def _give_back(connections: Sequence[Connection]) -> list[str]:
@@ -323,10 +329,10 @@ def check_nodes(nodes: Sequence[Node]) -> None:
             check_request(node)
 
 
-def connect(nodes: Sequence[Node], store: RunStore) -> list[Connection]:
+def connect(nodes: Sequence[Node], store: RunStore, may_start: bool = True) -> list[Connection]:
     """Connections to the enabled nodes, none of them opened yet."""
     packer = CodePacker(store.directory / "code")
-    ways = [access_to(node, store) for node in nodes if node.enabled]
+    ways = [access_to(node, store, may_start) for node in nodes if node.enabled]
     are_here = sum(isinstance(access, LocalAccess) for access in ways)
     nursery = str((store.directory / "nursery").resolve()) if are_here > 1 else ""
     return [_connection(access, store, packer, nursery) for access in ways]

@@ -30,16 +30,18 @@ class GivenBack:
     names: tuple[str, ...] = ()  # of those that there were, where they have names
 
 
-def access_to(node: Node, run: RunStore | None = None) -> LocalAccess | RemoteAccess:
+def access_to(
+    node: Node, run: RunStore | None = None, may_start: bool = True
+) -> LocalAccess | RemoteAccess:
     """The one way to the node, for runs and visits alike; nothing is opened yet.
 
     A machine that is allotted is so to a ``run``. Visits see what is there all the time: its files,
-    from the login node.
+    from the login node. An instance is started for who ``may_start`` it only.
     """
     if node.is_local:
         return LocalAccess(node)
     if node.aws:
-        return _rented(node, run)
+        return _rented(node, run, may_start)
     if node.slurm and node.host == LOCAL and not node.python:
         node = replace(node, python=sys.executable)  # of a login node, whose files all nodes see
     if node.slurm and run:
@@ -57,15 +59,15 @@ def access_to(node: Node, run: RunStore | None = None) -> LocalAccess | RemoteAc
     return RemoteAccess(node, _way_to(node))
 
 
-def _rented(node: Node, run: RunStore | None) -> RemoteAccess:
+def _rented(node: Node, run: RunStore | None, may_start: bool) -> RemoteAccess:
     """An instance of a run, or nothing: without one, there is no machine to visit."""
     from hadar_cli.aws.transport import AwsTransport, machine_env
 
     if not run:
         problem = f"node {node.name} is an instance that is there only while a run has it"
-        raise LinkLostError(problem, fix="look at it during a run")
+        raise LinkLostError(problem, fix="ask for one of its run")
     node = replace(node, env={**machine_env(node), **node.env})
-    return RemoteAccess(node, AwsTransport(node, _fleet(node, run), _way_to))
+    return RemoteAccess(node, AwsTransport(node, _fleet(node, run), _way_to, may_start))
 
 
 def _fleet(node: Node, run: RunStore) -> Fleet:

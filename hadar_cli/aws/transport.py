@@ -28,8 +28,15 @@ METADATA = "http://169.254.169.254"
 class AwsTransport:
     """One node of a run. ``connect`` makes the transport to a machine whose address is known."""
 
-    def __init__(self, node: Node, fleet: Fleet, connect: Callable[[Node], Transport]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        fleet: Fleet,
+        connect: Callable[[Node], Transport],
+        may_start: bool = True,
+    ) -> None:
         assert node.aws
+        self._may_start = may_start
         self._node, self._request, self._fleet, self._connect = node, node.aws, fleet, connect
         self._account = Account.of(node.aws)
         self._there: Transport | None = None  # of the machine that streams go to
@@ -106,6 +113,8 @@ class AwsTransport:
             known = self._fleet.machines(self._node.name)
             mine = [one for one in known if one.id not in self._left]
             machine = min(mine, key=lambda one: not one.is_up, default=None)
+            if not machine and not self._may_start:
+                raise LinkLostError("no instance of it runs now")
             machine = machine or self._fleet.start(self._node)
         if not machine.is_up or not self._address(machine):
             raise NotYetError(f"{machine.id} is starting")

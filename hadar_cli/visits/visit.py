@@ -120,9 +120,15 @@ def _place(node: Node, runs: Path) -> Message:
 
 
 @contextmanager
-def visiting(node: Node, runs: Path, patience_s: float = DEADLINE_S) -> Iterator[Visit]:
-    """Goes to the node; raises a HadarError with its fix where that fails."""
-    with closing(access_to(node)) as access:
+def visiting(
+    node: Node, runs: Path, patience_s: float = DEADLINE_S, run: str = ""
+) -> Iterator[Visit]:
+    """Goes to the node; raises a HadarError with its fix where that fails.
+
+    A machine that is rented can be visited on behalf of its ``run`` only; none is for a visit.
+    """
+    of_run = RunStore(runs / run) if run and node.aws else None
+    with closing(access_to(node, of_run, may_start=False)) as access:
         yield Visit(node, access.open("reception", patience_s), runs)
 
 

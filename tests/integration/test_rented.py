@@ -15,6 +15,7 @@ from hadar_cli.core import events
 from hadar_cli.core.measures.costs import Rental, spent
 from hadar_cli.core.reasons import Absence, Loss
 from hadar_cli.core.state import RunState
+from hadar_cli.node.agent import processes
 from hadar_cli.runs.rentals import RentalBook, read_rentals
 from hadar_cli.runs.store import find_run, read_journal
 from tests.support.ec2 import Ec2Lab, running_ec2
@@ -120,6 +121,7 @@ def test_a_run_survives_what_the_cloud_and_its_user_do_to_it(lab, tmp_path):
     wait_until(lambda: counted(tmp_path, events.WeightsMerged) > merged)
     assert lab.running() == before, "the instances were found again"
 
+    assert "no instance" not in hadar(tmp_path, "logs", "gated_script-1", "--run", "r")
     since = state_of(tmp_path).now
     lab.give_notice(one)
     wait_until(lambda: lab.running().get(one, before[one]) != before[one])
@@ -222,3 +224,31 @@ def test_what_cannot_start_is_refused_before_anything_is(lab, tmp_path, change, 
     told = hadar(tmp_path, "run", "mix.yaml", expect=2, **{**none, **env})
     assert why in told and fix in " ".join(told.split()) and "Traceback" not in told
     assert lab.running() == {} and not (tmp_path / "runs").exists()
+
+
+def test_the_lab_s_script_makes_and_removes_such_a_cloud(tmp_path):
+    script = Path(__file__).parents[2] / "scripts" / "lab"
+    words = [sys.executable, str(script), "--dir", str(tmp_path / "lab")]
+    up = subprocess.run(
+        [*words, "up", "--engine", "aws", "--nodes", "1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "titan-rtx" in up.stdout and "hadar check" in up.stdout
+    lab = Ec2Lab.open(tmp_path / "lab")
+    assert "to be launched" in hadar(tmp_path, "check", "-n", str(lab.inventory))
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "hadar:node", "Value": "titan-rtx"}]}]
+    lab.client.run_instances(
+        LaunchTemplate={"LaunchTemplateName": "lab-titan-rtx"},
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=tags,
+    )
+    wait_until(lambda: lab["titan-rtx"].is_up)
+    status = subprocess.run([*words, "status"], capture_output=True, text=True, check=True)
+    assert "runs, pid" in status.stdout
+    pid, started = json.loads((lab.directory / "server.json").read_text())
+    left = [(pid, started), (lab["titan-rtx"].pid, lab["titan-rtx"].started)]
+    subprocess.run([*words, "down"], capture_output=True, check=True)
+    assert processes.wait_gone(left, 10.0) and not (tmp_path / "lab").exists()

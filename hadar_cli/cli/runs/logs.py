@@ -100,7 +100,7 @@ def _read_all(store: RunStore, job: Job, nodes: Sequence[Node], tail: int) -> Jo
     from hadar_cli.visits.visit import on_all, visiting
 
     def read(node: Node) -> list[tuple[str, str]]:
-        with visiting(node, store.directory.parent, _DEADLINE_S) as visit:
+        with visiting(node, store.directory.parent, _DEADLINE_S, store.directory.name) as visit:
             return _Reader(visit, store.directory.name, job.id).read()
 
     logs: list[CopyLog] = []
@@ -193,7 +193,7 @@ def _follow(store: RunStore, job: Job, nodes: Sequence[Node], printer: _Printer)
         from hadar_cli.visits.visit import visiting
 
         try:
-            with visiting(node, runs, _DEADLINE_S) as visit:
+            with visiting(node, runs, _DEADLINE_S, store.directory.name) as visit:
                 reader = _Reader(visit, store.directory.name, job.id)
                 while True:
                     for worker, text in reader.read():
