@@ -30,7 +30,8 @@ class Budget:
 
     def in_words(self, rentals: Sequence[Rental]) -> str:
         used = spent(rentals, time.time())
-        return f"its budget of ${self.limit:,.2f} is used up, ${used:,.2f} of it by now"
+        spare = "; the rest is kept for handing in" if used < (self.limit or 0.0) else ""
+        return f"its budget of ${self.limit:,.2f} is used up: ${used:,.2f} by now{spare}"
 
 
 def require_budget(nodes: Sequence[Node]) -> None:
