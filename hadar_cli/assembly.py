@@ -155,7 +155,7 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
     waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
     merger = StoreConsolidator(store, doubted=filter(None, waiting))
     tracker = Tracker(facts.mix, names, state, journal, merger, executor.now, observer)
-    desk, asker = Desk(store, tracker, executor.now), Asker(store, state)
+    desk, asker = Desk(store, tracker, executor.now), Asker(store, tracker, executor.now)
     observer.add(asker)
     observer.add(desk)
     loop = RoundLoop(facts.mix, devices, policy, executor, tracker, rates, observer)

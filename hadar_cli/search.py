@@ -6,12 +6,14 @@ asks for the same, and it is granted once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hadar_cli.config.sweeps import base_of, is_higher, more_trials
+from hadar_cli.core.events import RequestRefused
 from hadar_cli.core.model import Job, Search, Value
-from hadar_cli.core.state import JobState, RunState
+from hadar_cli.core.state import JobState
 from hadar_cli.engine.ports import Observer
+from hadar_cli.engine.tracker import Tracker
 from hadar_cli.runs.requests import AddJobs, Inbox
 from hadar_cli.runs.store import RunStore
 from hadar_cli.suggestions import suggest
@@ -20,9 +22,10 @@ from hadar_cli.suggestions import suggest
 class Asker(Observer):
     """Looks at every tick, and once more when all is trained."""
 
-    def __init__(self, store: RunStore, state: RunState) -> None:
-        self._inbox, self._state = Inbox(store), state
-        self._is_needed = any(_search(job) for job in state.jobs.values())
+    def __init__(self, store: RunStore, tracker: Tracker, clock: Callable[[], float]) -> None:
+        self._inbox, self._tracker, self._clock = Inbox(store), tracker, clock
+        self._state = tracker.state
+        self._is_needed = any(_search(job) for job in self._state.jobs.values())
 
     def tick(self) -> None:
         if self._is_needed:
@@ -37,8 +40,22 @@ class Asker(Observer):
             search, number = _search(trials[0]), f"optuna-{name}-{len(trials)}"
             if not search or len(trials) >= search.trials or number in self._state.requests:
                 continue
-            if all(map(_is_over, trials)) and number not in self._inbox.waiting():
+            if not all(map(_is_over, trials)) or number in self._inbox.waiting():
+                continue
+            if why := _hopeless(search, trials):
+                why = f"no more trials of {name}: {why}"
+                self._tracker.record(RequestRefused(self._clock(), number, why))
+            else:
                 self._inbox.put(AddJobs(_next(search, trials)), number)
+
+
+def _hopeless(search: Search, trials: list[JobState]) -> str:
+    """Why suggestions would be mere guesses, if so: nothing can be learned of what there is."""
+    if any(_told(search, trial)[1] is not None for trial in trials):
+        return ""
+    figures = sorted({figure for trial in trials for figure in trial.quality or ()})
+    only = f", only {', '.join(figures)}" if figures else ""
+    return f"none of the {len(trials)} reports '{search.metric}'{only}"
 
 
 def _next(search: Search, trials: list[JobState]) -> tuple[Job, ...]:

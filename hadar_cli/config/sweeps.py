@@ -239,7 +239,8 @@ def _promotion(
     keep, target = found.get("keep", 3), job.target_steps
     rungs = found.get("rungs")
     if rungs is None:
-        count = max(1, int(math.log(trials, keep) + 1e-9))
+        # One less than there could be: the first would come before a trial has shown anything.
+        count = max(1, int(math.log(trials, keep) + 1e-9) - 1)
         rungs = {max(1, target // keep**power) for power in range(1, count + 1)}
     if not rungs or max(rungs) >= target:
         raise spot.error(

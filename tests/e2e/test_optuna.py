@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from hadar_cli import api
+from hadar_cli import api, search
 from hadar_cli.config import sweeps
 from hadar_cli.core import events
+from hadar_cli.core.job_state import JobState
 from hadar_cli.core.model import Search
 from hadar_cli.errors import InputError
 from hadar_cli.runs.store import find_run, read_journal
@@ -79,6 +80,17 @@ def test_a_trial_is_made_of_its_base_and_back(folder):
     base = sweeps.base_of(one)
     assert (base.name, base.launch.args, base.trial) == ("fit", ("--x", "1"), None)
     assert "RATE" not in base.launch.env and one.fork == 1
+
+
+def test_no_more_is_asked_for_where_nothing_can_be_learned(folder):
+    trials = [JobState(job) for job in api.mix(fields(), folder=folder).jobs]
+    wanted = trials[0].job.trial.search
+    trials[0].quality, trials[1].quality = {"loss": 1.0}, None
+    assert search._hopeless(wanted, trials) == "none of the 2 reports 'mse', only loss"
+    trials[1].quality = {"mse": 2.0}
+    assert search._hopeless(wanted, trials) == ""
+    trials[1].is_cancelled = True
+    assert search._hopeless(wanted, trials)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 
 from tests.e2e.test_kill import NODES, TRAIN
 from tests.e2e.test_queue import ask
+from tests.support.real_sweep import PACES, SMALL, train
 
 MIX = """
 slot_s: 3
@@ -39,3 +40,16 @@ def test_a_sweep_ends_with_its_best_model(tmp_path):
     assert "fit-RATE0.05.safetensors" in told and "39% of training all" in " ".join(told.split())
     ask(tmp_path, "report", "sweep", "--html", "page.html")
     assert "Sweep fit" in (tmp_path / "page.html").read_text()
+
+
+def test_halving_is_exact_whatever_the_devices_speeds(tmp_path):
+    """Beside the same trials by hand; docs/guide/sweeps.md has what it finds of 27, over seeds."""
+    paces = {"one": PACES[:3], "other": PACES[2::-1]}
+    for folder in paces:
+        (tmp_path / folder).mkdir()
+    found, again = (train(tmp_path / folder, SMALL, 4, one) for folder, one in paces.items())
+    assert found.promoted == again.promoted == SMALL.halved_by_hand(4)
+    truth = SMALL.by_hand(4, SMALL.steps)
+    assert found.best == min(truth, key=lambda point: truth[point])
+    assert found.losses[found.best] == truth[found.best]  # it rested at two rungs, and is exact
+    assert found.share <= 0.4

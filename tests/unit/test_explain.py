@@ -22,6 +22,9 @@ STORY = (
     e.DeviceLost(5.0, "c", "no route to host", Absence.GONE),
     e.JobsPaused(6.0, (2,), "1"),
     e.PriorityChanged(6.0, (1,), 4, "2"),
+    e.DeviceWanted(7.0, "a", ("run x of eve",)),
+    e.DeviceWanted(8.0, "b", ("run night of ada",)),
+    e.DeviceWanted(9.0, "a", ()),
 )
 
 
@@ -44,6 +47,12 @@ def explained(store, *arguments):
     return {one["name"]: " ".join(one["why"]) for one in (*told["jobs"], *told["devices"])}, told
 
 
+def test_who_shares_a_device_is_told(run):
+    why, _ = explained(run)
+    assert why["b"].endswith("shared by turns with run night of ada")
+    assert "eve" not in why["a"]  # that run is over
+
+
 def test_jobs_and_devices_are_explained(run):
     why, told = explained(run)
     assert "nobody drives the run" in why["job-0"]
@@ -52,7 +61,7 @@ def test_jobs_and_devices_are_explained(run):
     assert "trains on b" in why["job-1"] and "priority 4" in why["job-1"]
     assert "hadar continue r job-2" in why["job-2"]
     assert why["c"] == "not used: no route to host"
-    assert why["b"] == "trains job-1" and why["a"].startswith("idle")
+    assert why["b"].startswith("trains job-1") and why["a"].startswith("idle")
     assert any("job-1" in line for line in told["next_round"])
     assert not any("job-2" in line or line.startswith("c") for line in told["next_round"])
 

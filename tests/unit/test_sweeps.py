@@ -103,7 +103,7 @@ def test_a_sweep_that_cannot_be_says_why_and_what_to_do(mix_of, fields, words):
 
 def test_rungs_come_by_themselves(mix_of):
     text = GRID.replace(", keep: 3, rungs: [30, 90]", "")
-    assert mix_of(text).jobs[0].promote.rungs == (10, 30, 90)
+    assert mix_of(text).jobs[0].promote.rungs == (30, 90)
     assert {job.fork for job in mix_of(text).jobs} == {1}
 
 

@@ -71,8 +71,9 @@ def sweeps_of(jobs: Sequence[Job], happened: Iterable[events.Event]) -> list[Swe
 
 
 def _metric(job: Job, quality: Mapping[str, float]) -> str:
-    wanted = job.promote.metric if job.promote else job.stop.metric if job.stop else ""
-    return wanted or next(iter(quality))
+    search = job.trial.search if job.trial else None
+    asked = next((one.metric for one in (job.promote, search, job.stop) if one), "")
+    return asked or next(iter(quality))
 
 
 def _summary(

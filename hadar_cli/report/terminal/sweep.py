@@ -44,7 +44,10 @@ def _parts(sweep: SweepSummary, models: Path) -> Iterator[RenderableType]:
         yield Text.assemble(("\n best   ", "dim"), (plain(sweep.best, 64), "bold green"))
         yield Text(f"        {model if model.exists() else 'its model is put out when it is done'}")
     elif sweep.trials:
-        yield Text("\n best   not known: no trial reported a figure whose better side is known")
+        why = "no trial reported a figure whose better side is known"
+        if sweep.metric and all(trial.value is None for trial in sweep.trials):
+            why = f"no trial reported '{plain(sweep.metric, 64)}'"
+        yield Text(f"\n best   not known: {why}")
 
 
 def _ranked(sweep: SweepSummary) -> list[TrialSummary]:
