@@ -52,7 +52,8 @@ class RunRecord:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return trace([device.name for device in self.devices], self.happened)
+        goes_on = self.summary.state == "running"
+        return trace([device.name for device in self.devices], self.happened, goes_on)
 
     @cached_property
     def histories(self) -> list[JobHistory]:
@@ -98,7 +99,8 @@ class RunRecord:
 def read_record(store: RunStore) -> RunRecord:
     happened = read_journal(store.journal_path)
     facts = store.facts.with_added(happened)
+    driven = is_driven(store)
     with contradictions_of(store):
-        summary = summarise(facts.id, facts.mix, devices_ever(facts.nodes), happened)
-    state = "running" if summary.state != "finished" and is_driven(store) else summary.state
+        summary = summarise(facts.id, facts.mix, devices_ever(facts.nodes), happened, driven)
+    state = "running" if summary.state != "finished" and driven else summary.state
     return RunRecord(store, facts, happened, dataclasses.replace(summary, state=state))

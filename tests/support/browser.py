@@ -29,13 +29,13 @@ class Browser:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, page: Path, width: int = 1600, height: int = 1200) -> None:
+    def open(self, page: Path | str, width: int = 1600, height: int = 1200) -> None:
         """Loads the page and waits until its charts are drawn; forgets what was before."""
         self.resize(width, height)
         self.driver.get("about:blank")
         self.complaints()
         self.requests()
-        self.driver.get(page.absolute().as_uri())
+        self.driver.get(page if isinstance(page, str) else page.absolute().as_uri())
         self.wait("return document.documentElement.dataset.drawn !== undefined")
 
     def resize(self, width: int, height: int = 1200) -> None:

@@ -13,7 +13,7 @@ import hadar_cli
 ROOT = Path(hadar_cli.__file__).parent
 _POLICIES = {"core.policies", "core.policies.gangs", "core.policies.baselines"}
 _CORE = {"core", "core.estimates", "core.measures", "core.policies", "core.policies.gangs"}
-_REPORT = {"report", "report.live", "report.page", "report.terminal"}
+_REPORT = {"report", "report.live", "report.page", "report.terminal", "report.web"}
 # What each room, a folder or a module of its own, may import beside itself and `errors`. Every
 # `__init__` tells the same to whoever reads it.
 ALLOWED: dict[str, set[str]] = {
@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "report.terminal": {"core", "core.measures", "report", "simulation"},
     "report.live": {"core", "core.estimates", "engine", "report", "report.terminal", "runs"},
     "report.page": {"core", "core.measures", "report", "report.terminal", "simulation"},
+    "report.web": {"report", "report.live", "report.page", "runs"},
     "node": set(),
     "node.gpus": {"node"},
     "node.training": {"node", "node.training.checkpoints", "node.training.gangs"},

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from hadar_cli.cli.completion import RunName
 from hadar_cli.cli.options import (
@@ -52,6 +55,43 @@ def status(
         _watch(Spectator(store))
     else:
         _show(Spectator(store))
+
+
+def watch(
+    run: RunName = None,
+    web: Annotated[bool, flag("--web", "Serve its page to browsers on this computer.")] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=65535, help="With --web: a free one by default."),
+    ] = None,
+    runs_dir: RunsDir = DEFAULT_RUNS,
+) -> None:
+    """Look on while a run goes on: the live view here, or its page in a browser.
+
+    Ctrl-C ends the looking, not the run.
+    """
+    from hadar_cli.report.live.spectator import Spectator
+    from hadar_cli.runs.store import find_run
+
+    if port is not None and not web:
+        raise InputError("it goes with --web", field="--port", fix="add --web")
+    store = find_run(runs_dir, run)
+    if web:
+        _serve(store, port or 0)
+    else:
+        _watch(Spectator(store))
+
+
+def _serve(store: RunStore, port: int) -> None:
+    from hadar_cli.report.web.moments import Moments
+    from hadar_cli.report.web.server import PageServer
+
+    with PageServer(Moments(store), port) as server:
+        print(server.address, flush=True)
+        name = store.directory.name
+        stderr().print(f"the page of run {name}, for you on this computer; Ctrl-C ends it")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def _show(seen: Spectator) -> None:

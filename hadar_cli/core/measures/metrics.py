@@ -43,13 +43,17 @@ from hadar_cli.core.state import JobState, RunState
 
 
 def summarise(
-    run: str, mix: Mix, devices: Sequence[Device], happened: Sequence[events.Event]
+    run: str,
+    mix: Mix,
+    devices: Sequence[Device],
+    happened: Sequence[events.Event],
+    goes_on: bool = False,
 ) -> RunSummary:
-    """The measures of a run, finished or not, from its journal."""
+    """The measures of a run, finished or not, from its journal; see ``trace`` for ``goes_on``."""
     ledger = _Ledger(mix.jobs)
     for event in happened:
         ledger.add(event)
-    timeline = trace((device.name for device in devices), happened)
+    timeline = trace((device.name for device in devices), happened, goes_on)
     rates = _pair_rates(ledger.trained, mix, devices)
     states = ledger.state.jobs.values()
     ways = ways_of([state.job for state in states], devices, mix.policy.name, happened)

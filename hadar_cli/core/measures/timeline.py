@@ -126,6 +126,14 @@ class Tracing:
             self._close(attempt, None)
         self._end_round()
 
+    def suppose_training(self) -> None:
+        """Nobody knows yet what copies under way have done."""
+        for attempt, copy in list(self.open.items()):
+            so_far_s = self.now - copy.t
+            self._close(
+                attempt, events.CopyFinished(self.now, attempt, 0, (), 0.0, so_far_s, 0.0, "")
+            )
+
     def _close(self, attempt: str, finished: events.CopyFinished | None) -> None:
         if started := self.open.pop(attempt, None):
             for device in self.spans.keys() & set(started.devices):
@@ -159,11 +167,16 @@ class Tracing:
         self.round_began = None
 
 
-def trace(devices: Iterable[str], happened: Iterable[events.Event]) -> Timeline:
-    """Lays a journal out in time; attempts still under way at its end count as lost."""
+def trace(
+    devices: Iterable[str], happened: Iterable[events.Event], goes_on: bool = False
+) -> Timeline:
+    """Lays a journal out in time. Attempts still under way at its end count as lost; as training,
+    so far, if the run ``goes_on``."""
     tracing = Tracing({device: [] for device in devices})
     for event in happened:
         tracing.add(event)
+    if goes_on:
+        tracing.suppose_training()
     tracing.leave()
     return Timeline(tracing.now, tracing.spans, Stretches(tracing.merges), tracing.rounds)
 

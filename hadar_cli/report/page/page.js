@@ -2,8 +2,8 @@
 // Draws the figures in the page's own colours, now and whenever these change.
 (() => {
   const root = document.documentElement;
-  const figures = JSON.parse(document.getElementById("figures").textContent);
-  const charts = [...document.querySelectorAll(".chart")];
+  let figures = JSON.parse(document.getElementById("figures").textContent);
+  let charts = [...document.querySelectorAll(".chart")];
   const config = {
     displaylogo: false,
     responsive: true,
@@ -22,6 +22,7 @@
     return {
       ...layout,
       autosize: true,
+      uirevision: "same",
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, family: font, size: 12 },
@@ -56,6 +57,15 @@
   matchMedia("print").addEventListener("change", fit);
   addEventListener("beforeprint", fit);
   addEventListener("afterprint", fit);
+
+  // For a page that follows its run: figures that changed, and charts that came or went.
+  window.hadar = {
+    redraw: (changed) => {
+      figures = changed;
+      charts = [...document.querySelectorAll(".chart")];
+      return draw();
+    },
+  };
 
   show("auto").then(() => (root.dataset.drawn = String(charts.length)));
 })();

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 from hadar_cli import __version__
 from hadar_cli.core.measures.costs import RunCosts
@@ -38,22 +39,41 @@ _MOST_EVENTS = 1000
 
 def render(records: Sequence[RunRecord]) -> str:
     """The whole page, with everything it needs inside."""
-    from plotly.offline import get_plotlyjs  # slow to import
-
     page = _Page()
     if len(records) == 1:
         title, body = records[0].summary.run, _story(records[0], page)
     else:
         title = " / ".join(record.summary.run for record in records)
         body = _comparison(records, page)
+    return _fill(title, "\n".join(body), page.figures)
+
+
+def parts(record: RunRecord, present: str = "") -> tuple[str, dict[str, Any]]:
+    """One run's body and figures, with the HTML of what is going on ``present`` in it."""
+    page = _Page()
+    return "\n".join(_story(record, page, present)), page.figures
+
+
+def render_live(title: str, body: str, figures: dict[str, Any]) -> str:
+    """The page with a script that asks the server for its parts again and again."""
+    scripts = _file("page.js") + _file("live.js")
+    return _fill(title, body, figures, scripts, connects=" connect-src 'self';")
+
+
+def _fill(
+    title: str, body: str, figures: dict[str, Any], scripts: str = "", connects: str = ""
+) -> str:
+    from plotly.offline import get_plotlyjs  # slow to import
+
     return Template(_file("page.html")).substitute(
         version=__version__,
         title=text(f"hadar: {title}", 120),
+        connects=connects,
         style=_file("page.css"),
-        body="\n".join(body),
-        figures=embedded({one.id: {"data": one.data, "layout": one.layout} for one in page.drawn}),
+        body=body,
+        figures=embedded(figures),
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
-        script=_file("page.js"),
+        script=scripts or _file("page.js"),
     )
 
 
@@ -66,6 +86,10 @@ class _Page:
 
     def __init__(self) -> None:
         self.drawn: list[Figure] = []
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {one.id: {"data": one.data, "layout": one.layout} for one in self.drawn}
 
     def place(self, figure: Figure, heading: str = "h2") -> str:
         self.drawn.append(figure)
@@ -83,15 +107,16 @@ def _header(title: str, remark: str, under: str) -> str:
 # -- one run ---------------------------------------------------------------------------------------
 
 
-def _story(record: RunRecord, page: _Page) -> Iterator[str]:
+def _story(record: RunRecord, page: _Page, present: str = "") -> Iterator[str]:
     summary, facts = record.summary, record.facts
-    kind = "good" if summary.state == "finished" else "bad"
+    kind = "good" if summary.state in ("finished", "running") else "bad"
     yield _header(
         f"{text(summary.mix)} under {text(summary.policy)}",
         f'<span class="{kind}">{text(summary.state)}</span>',
         f"run {text(summary.run)}, started {text(when(facts.started_at))}",
     )
     yield '<div class="tiles">' + "".join(_tiles(summary, record.costs)) + "</div>"
+    yield f'<div id="present">{present}</div>'
     yield section(page.place(gantt(record.timeline, facts.mix.jobs)))
     for place, sweep in enumerate(record.sweeps):
         parallel, *lines = of_sweep(sweep, place, summary.ttd_s)
