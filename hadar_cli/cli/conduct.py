@@ -13,7 +13,7 @@ from hadar_cli.assembly import Interrupted, Watch, drive
 from hadar_cli.cli.options import DEFAULT_RUNS, can_show_live, print_json, stderr, stdout
 from hadar_cli.core.events import RunStopped
 from hadar_cli.core.model import devices_of
-from hadar_cli.errors import UnfinishedError
+from hadar_cli.errors import StorageError, UnfinishedError
 from hadar_cli.report.live.lines import Lines
 from hadar_cli.report.words import not_handed_in
 from hadar_cli.runs.store import RunStore, read_journal, read_state
@@ -26,14 +26,22 @@ if TYPE_CHECKING:
     from hadar_cli.core.state import RunState
     from hadar_cli.observers.catalog import Choice
     from hadar_cli.observers.companions import Companions
+    from hadar_cli.observers.notifier import Channel, Notifier
     from hadar_cli.report.live.live import LiveView
 
     Clock: TypeAlias = Callable[[], float]
+    _Company: TypeAlias = tuple[Companions, Notifier]
 
 _LEFT = "stopped; what was merged is kept"
 
 
-def conduct(store: RunStore, as_json: bool, no_live: bool, observe: Sequence[Choice] = ()) -> None:
+def conduct(
+    store: RunStore,
+    as_json: bool,
+    no_live: bool,
+    observe: Sequence[Choice] = (),
+    notify: Sequence[Channel] = (),
+) -> None:
     """Trains to the end and prints the summary; leaves early only with a way to go on.
 
     ``observe`` are observers beside those that the run has already.
@@ -43,7 +51,7 @@ def conduct(store: RunStore, as_json: bool, no_live: bool, observe: Sequence[Cho
         way_on += f" --runs-dir {store.directory.parent}"
     try:
         with (
-            _observed(store, observe) as company,
+            _observed(store, observe, notify) as company,
             _view(store, live=can_show_live() and not as_json and not no_live) as view,
         ):
             drive(store, _watching(store, view, company), view.interrupted)
@@ -79,34 +87,44 @@ def _tell_of_jobs_cut_short(store: RunStore) -> None:
         raise UnfinishedError(told, fix="raise its max_duration in the mix and run it again")
 
 
-def _watching(store: RunStore, view: LiveView | Lines, company: Companions) -> Watch:
+def _watching(store: RunStore, view: LiveView | Lines, company: _Company) -> Watch:
     """Has the view look anew whenever jobs or nodes have come or gone."""
 
     def watch(state: RunState, rates: RateModel, clock: Clock) -> Any:
         facts = store.facts
         view.cast(facts.mix, devices_of(facts.nodes))
-        company.tell = view.tell
-        return company.beside(view.watch(state, rates, clock))
+        companions, notifier = company
+        companions.tell = notifier.tell = view.tell
+        notifier.state = state
+        return companions.beside(view.watch(state, rates, clock), notifier)
 
     return watch
 
 
 @contextmanager
-def _observed(store: RunStore, more: Sequence[Choice]) -> Iterator[Companions]:
+def _observed(
+    store: RunStore, more: Sequence[Choice], channels: Sequence[Channel]
+) -> Iterator[_Company]:
     """Observers write in processes of their own, which end with the run."""
     from hadar_cli.observers.companions import Companions
+    from hadar_cli.observers.notifier import Notifier
     from hadar_cli.observers.writing import kept_choices
 
     def tell(words: str) -> None:
-        stderr().print(escape(words))
+        stderr().print(words)
 
     wanted = {choice.name: choice for choice in (*kept_choices(store), *more)}
-    company = Companions(store, wanted.values(), tell)
+    companions = Companions(store, wanted.values(), tell)
+    notifier = Notifier(store.directory.name, channels, tell)
     try:
-        yield company
+        yield companions, notifier
+    except StorageError as error:  # which no journal can tell
+        notifier.say("trouble", error.message, 0.0)
+        raise
     finally:
-        company.tell = tell  # the view is closed
-        company.end()
+        companions.tell = notifier.tell = tell  # the view is closed
+        notifier.end()
+        companions.end()
 
 
 def _view(store: RunStore, live: bool) -> LiveView | Lines:

@@ -15,6 +15,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "hadar run mixes/m5.yaml --dry-run": "the plan and the forecast only",
         "hadar run mixes/m5.yaml --policy hadar": "let another policy decide",
         "hadar run mixes/m5.yaml --observe tensorboard": "its curves there, too; or wandb, mlflow",
+        "hadar run mixes/m5.yaml --notify desktop": "tell me when it ends, or is in trouble",
         "hadar run mixes/m5.yaml --no-live 2>log": "plain lines, for a log file",
         "hadar run mixes/m1.yaml --name queue --wait-for-work": "then: hadar add queue MIX",
     },

@@ -14,6 +14,7 @@ from hadar_cli.errors import HadarError, InputError, nearest
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hadar_cli.config.settings import Channel
     from hadar_cli.core.model import Device, Mix, Node
     from hadar_cli.observers.catalog import Choice
     from hadar_cli.visits.profile_cache import Cached
@@ -43,6 +44,14 @@ Observe = Annotated[
         "--observe",
         metavar="NAME[:field=value,...]",
         help="Give its curves to tensorboard, wandb or mlflow while it runs.",
+    ),
+]
+Notify = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--notify",
+        metavar="WAY",
+        help="Tell of its end, trouble, promotions: desktop, command:WORDS, webhook:FILE.",
     ),
 ]
 NoLive = Annotated[bool, flag("--no-live", "Plain lines in place of the live view.")]
@@ -113,6 +122,13 @@ def observers(words: list[str] | None) -> list[Choice]:
     for choice in choices:
         require_installed(choice)
     return choices
+
+
+def channels(words: list[str] | None) -> list[Channel]:
+    """What ``--notify`` names, and the user's settings."""
+    from hadar_cli.config.settings import parse_channel, read_channels, settings_path
+
+    return [*read_channels(settings_path()), *map(parse_channel, words or [])]
 
 
 def print_json(content: Any) -> None:

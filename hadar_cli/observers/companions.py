@@ -31,9 +31,9 @@ class Companions(Observer):
         self._told: set[str] = set()
         self._looked_at = 0.0
 
-    def beside(self, view: Observer) -> Observer:
-        """Who watches the run: the view, and these."""
-        return Observers([view, self])
+    def beside(self, *others: Observer) -> Observer:
+        """Who watches the run: the others, and these."""
+        return Observers([*others, self])
 
     def happened(self, event: Event) -> None:
         if isinstance(event, HeadStarted):

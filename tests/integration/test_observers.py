@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.support.runs import m5_world, stored
 
 pytestmark = pytest.mark.timeout(600)
 Curves = dict[tuple[str, str], list[tuple[int, float]]]  # by series and tag
+SECRET = "T0KEN-that-nobody-should-read"
 NAMES = ("tensorboard", "wandb", "mlflow")
 
 
@@ -157,7 +159,22 @@ def test_utilisation_adds_up_to_the_time_that_devices_trained(tmp_path: Path) ->
     assert busy == expected
 
 
-def test_a_sink_that_is_down_costs_a_warning_and_is_made_up_for(tmp_path: Path) -> None:
+def make_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's own folder, outside of what travels to nodes, with settings and a command."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "hadar").mkdir()
+    settings = home / "hadar" / "settings.toml"
+    settings.write_text(f'[[notify]]\nwebhook = "http://127.0.0.1:9/{SECRET}"\n')
+    settings.chmod(0o600)
+    heard = f"open({str(home / 'heard.json')!r}, 'a')"
+    (home / "note.py").write_text(f"import sys\n{heard}.write(sys.stdin.read())\n")
+    return home
+
+
+def test_a_sink_that_is_down_costs_a_warning_and_is_made_up_for(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = make_home(tmp_path_factory)
     (tmp_path / "mix.yaml").write_text(
         "name: down\nslot_s: 1.5\njobs:\n"
         "  - {script: train.py, name: only, steps: 300, batch_size: 8}\n"
@@ -167,10 +184,17 @@ def test_a_sink_that_is_down_costs_a_warning_and_is_made_up_for(tmp_path: Path) 
     in_the_way = tmp_path / "boards"
     in_the_way.write_text("a file where a folder should be")
     words = ["run", "mix.yaml", "--name", "down", "--observe", f"tensorboard:dir={in_the_way}"]
+    words += ["--notify", f"command:{sys.executable} {home / 'note.py'}"]
+    environment = {**ENVIRONMENT, "XDG_CONFIG_HOME": str(home)}
     done = subprocess.run(
-        [*HADAR, *words], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [*HADAR, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert json.loads((home / "heard.json").read_text())["event"] == "end"
+    assert "warning: webhook could not notify" in done.stderr
+    kept = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in path.read_bytes() for path in kept)
+    assert SECRET not in done.stdout + done.stderr
     assert "warning: tensorboard: " in done.stderr
     assert f"fix: hadar report {Path('runs/down')} --to tensorboard" in done.stderr
     store = RunStore(tmp_path / "runs" / "down")

@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "trial": {"core", "core.policies", "engine", "node", "project", "runs", "weights", "assembly"},
     "selftest": {"core", "runs", "visits", "trial", "assembly", "workloads"},
-    "observers": {"core", "core.measures", "engine", "runs"},
+    "observers": {"core", "core.measures", "engine", "report", "runs"},
     "report": {"core", "core.measures", "runs"},
     "report.terminal": {"core", "core.measures", "report", "simulation"},
     "report.live": {"core", "core.estimates", "engine", "report", "report.terminal", "runs"},

@@ -12,8 +12,10 @@ from hadar_cli.cli.options import (
     DEFAULT_RUNS,
     AsJson,
     NoLive,
+    Notify,
     Observe,
     RunsDir,
+    channels,
     observers,
     read_inventory,
     stderr,
@@ -40,6 +42,7 @@ def resume(
     ] = None,
     runs_dir: RunsDir = DEFAULT_RUNS,
     observe: Observe = None,
+    notify: Notify = None,
     as_json: AsJson = False,
     no_live: NoLive = False,
 ) -> None:
@@ -47,14 +50,14 @@ def resume(
     from hadar_cli.cli.conduct import conduct
     from hadar_cli.runs.store import find_run, is_finished
 
-    watched = observers(observe)
+    watched, told = observers(observe), channels(notify)
     store = find_run(runs_dir, run) if run else _newest_unfinished(runs_dir)
     if is_finished(store):
         stderr().print(f"run {store.directory.name} is finished; see: hadar report")
         return
     if nodes:
         _replace_nodes(store, nodes)
-    conduct(store, as_json, no_live, watched)
+    conduct(store, as_json, no_live, watched, told)
 
 
 def _replace_nodes(store: RunStore, path: Path) -> None:

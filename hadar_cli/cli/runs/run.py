@@ -15,8 +15,10 @@ from hadar_cli.cli.options import (
     AsJson,
     NodesFile,
     NoLive,
+    Notify,
     Observe,
     RunsDir,
+    channels,
     flag,
     observers,
     preset_note,
@@ -60,6 +62,7 @@ def run(
         bool, flag("--dry-run", "Show what would run where, and start nothing.")
     ] = False,
     observe: Observe = None,
+    notify: Notify = None,
     as_json: AsJson = False,
     no_live: NoLive = False,
 ) -> None:
@@ -76,7 +79,7 @@ def run(
     from hadar_cli.simulation.fitting import slot_for
     from hadar_cli.simulation.rehearsal import gather
 
-    watched = observers(observe)
+    watched, told = observers(observe), channels(notify)
     inventory = priced(read_inventory(nodes), stderr().print)
     batch = _read_mix(mix, devices_of(inventory), data_dir, policy, slot, seed)
     if batch.chooses_slot and not slot:
@@ -91,7 +94,7 @@ def run(
     sent = parcels(batch)
     facts = replace(facts_of(batch, inventory, runs_dir, name), waits_for_work=wait_for_work)
     _announce(facts, sent)
-    conduct(RunStore.create(runs_dir, facts), as_json, no_live, watched)
+    conduct(RunStore.create(runs_dir, facts), as_json, no_live, watched, told)
 
 
 def _read_mix(

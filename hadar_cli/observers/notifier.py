@@ -1,0 +1,171 @@
+"""Tells people who do not look: at the end, on trouble, when a trial is promoted."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from hadar_cli.core import events
+from hadar_cli.core.reasons import Absence
+from hadar_cli.core.state import RunState
+from hadar_cli.engine.ports import Observer
+from hadar_cli.report.words import describe
+
+_MOST_S = 15.0  # for one notification
+_TO_END_S = 20.0  # for all that are under way when the run ends
+_MOST_WAITING = 50
+_EXPECTED = (Absence.AWAITED, Absence.DRAINED, Absence.TAKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """``event`` is `end`, `trouble` or `promotion`; ``t`` the run's clock, in seconds."""
+
+    run: str
+    event: str
+    text: str
+    t: float
+
+
+class Channel(Protocol):
+    """One way to reach somebody: see config/settings.py."""
+
+    @property
+    def occasions(self) -> tuple[str, ...]: ...
+    @property
+    def command(self) -> tuple[str, ...]: ...
+    @property
+    def webhook(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+
+def occasion(event: events.Event, state: RunState) -> str:
+    """What the event is to people who do not look; nothing, mostly."""
+    match event:
+        case events.RunFinished():
+            return "end"
+        case events.JobFailed() | events.RunStopped():
+            return "trouble"
+        case events.DeviceLost() if event.reason not in _EXPECTED:
+            return "trouble"
+        case events.JobCutShort() if not event.is_planned:
+            is_wanted = state.jobs[event.job].is_cancelled
+            return "" if is_wanted else "trouble"
+        case events.MilestonePassed() if state.jobs[event.job].job.trial:
+            return "promotion"
+    return ""
+
+
+class Notifier(Observer):
+    """Sends from a thread of its own: whoever does not answer holds up nobody."""
+
+    def __init__(self, run: str, channels: Iterable[Channel], tell: Callable[[str], None]) -> None:
+        self._run, self._channels, self.tell = run, list(channels), tell
+        self.state: RunState | None = None
+        self._waiting: queue.Queue[News | None] = queue.Queue(_MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._told: set[str] = set()
+
+    def happened(self, event: events.Event) -> None:
+        if self.state and (what := occasion(event, self.state)):
+            self.say(what, describe(event, self.state), event.t)
+
+    def say(self, what: str, text: str, t: float) -> None:
+        if not any(what in channel.occasions for channel in self._channels):
+            return
+        if not self._thread:
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+        try:
+            self._waiting.put_nowait(News(self._run, what, f"run {self._run}: {text}"[:1000], t))
+        except queue.Full:
+            self._warn("too many notifications at once", "some were left out")
+
+    def end(self) -> None:
+        if self._thread:
+            try:
+                self._waiting.put(None, timeout=_TO_END_S)
+            except queue.Full:
+                return
+            self._thread.join(_TO_END_S)
+            if self._thread.is_alive():
+                self._warn("notifications", "the last ones were not sent in time")
+
+    def _work(self) -> None:
+        while news := self._waiting.get():
+            for channel in self._channels:
+                if news.event in channel.occasions:
+                    try:
+                        send(channel, news)
+                    except (OSError, subprocess.SubprocessError, ValueError) as error:
+                        self._warn(channel.name, _why(error))
+
+    def _warn(self, who: str, why: str) -> None:
+        if who not in self._told:
+            self._told.add(who)
+            self.tell(f"warning: {who} could not notify: {why}; the run goes on")
+
+
+def _why(error: Exception) -> str:
+    """Without the address, or what a server says of it."""
+    match error:
+        case urllib.error.HTTPError():
+            return f"the server answered {error.code}"
+        case urllib.error.URLError() if isinstance(error.reason, OSError):
+            return error.reason.strerror or type(error.reason).__name__
+        case subprocess.TimeoutExpired() | TimeoutError():
+            return f"no end within {_MOST_S:.0f} s"
+        case subprocess.CalledProcessError():
+            return f"it ended with code {error.returncode}"
+        case FileNotFoundError():
+            return "there is no such program"
+    return type(error).__name__
+
+
+def send(channel: Channel, news: News) -> None:
+    """Raises where nobody took it."""
+    if channel.webhook:
+        _post(channel.webhook, {**asdict(news), "content": news.text})  # Slack reads text,
+    elif channel.command:  # Discord content
+        _call([*channel.command, news.text], json.dumps(asdict(news)))
+    else:
+        program = shutil.which("notify-send")
+        if not program:
+            raise FileNotFoundError
+        _call([program, "--app-name=hadar", f"hadar: {news.event}", news.text], "")
+
+
+def _call(words: list[str], given: str) -> None:
+    subprocess.run(
+        words,
+        input=given.encode(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=_MOST_S,
+        check=True,
+        start_new_session=True,  # Ctrl-C is for the head
+    )
+
+
+class _NoDetours(urllib.request.HTTPRedirectHandler):
+    """The address is a secret for one server."""
+
+    def redirect_request(self, *request: Any) -> None:
+        return None
+
+
+def _post(address: str, content: dict[str, Any]) -> None:
+    request = urllib.request.Request(  # noqa: S310 - http or https, as the settings were checked
+        address, json.dumps(content).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.build_opener(_NoDetours).open(request, timeout=_MOST_S) as answer:
+        answer.read(1000)
