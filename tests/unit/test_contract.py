@@ -56,8 +56,9 @@ PLACED = ORDER.placed(AttemptFiles(Path("/n/attempts/a")), Path("/n/orders/2.jso
 
 
 def test_names_of_the_contract_are_in_one_file():
+    spelled = {ROOT / "node" / "contract.py", ROOT / "config" / "meanings.py"}  # for people
     for path in ROOT.rglob("*.py"):
-        if path != ROOT / "node" / "contract.py":
+        if path not in spelled:
             found = set(re.findall(r"HADAR_[A-Z_]+", strings_in(path.read_text())))
             assert found <= SETTINGS, path
 
