@@ -34,6 +34,7 @@ INVARIANTS = {
     "I6": "errors name node, job or file, and are never a traceback",
     "I8": "the merged weights are the average of the accepted ones, trained from the right base",
     "others": "who hands in never waits long for those that are lost",
+    "alone": "a job that fails everywhere ends no other job",
     "once": "no device trains two copies at once",
     "durable": "what was acknowledged is in the journal after any crash",
     "replay": "the product's own fold of the journal gives the same steps and generations",
@@ -279,7 +280,22 @@ def recount_all(recount: Recount, journal: list[events.Event], jobs: tuple[Job, 
         demand(job.generation == recount.generation[number], "replay: another generation")
 
 
-def check_end(world: World) -> None:
+def check_fails_alone(world: World, job: int) -> bool:
+    """Whether the run ended for want of this job, which had failed; the others then have ended."""
+    journal = read_journal(world.store.journal_path)
+    heads = [at for at, event in enumerate(journal) if isinstance(event, events.HeadStarted)]
+    failed = {e.job for e in journal[heads[-1] :] if isinstance(e, events.JobFailed)}
+    if job not in failed:
+        return False
+    done = check_journal(world).done
+    for other in world.jobs.values():
+        is_done = other.id in failed or len(done[other.id]) == other.target_steps
+        demand(is_done, f"alone: job {job} failed, and {other.id} was ended with it")
+    return True
+
+
+def check_end(world: World) -> int:
+    """All that must hold of a finished run; how many steps count in it."""
     from tests.faults.people import cancelled_jobs, check_nothing_is_forgotten
 
     recount, journal = check_journal(world), read_journal(world.store.journal_path)
@@ -291,6 +307,7 @@ def check_end(world: World) -> None:
         demand(is_rung, f"I1: trial {number} did not end at a milestone")
     given_up = cancelled_jobs(journal) | planned
     check_models(recount, world.store, tuple(world.jobs.values()), given_up)
+    return sum(map(len, recount.done.values()))
 
 
 def check_models(

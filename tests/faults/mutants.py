@@ -29,6 +29,7 @@ from hadar_cli.engine.intake import Intake
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import Consolidated, CopyOrder, Failed, HandedIn
 from hadar_cli.engine.tracker import Tracker
+from hadar_cli.errors import UnfinishedError
 from hadar_cli.nodes.gangs import Gangs
 from hadar_cli.nodes.session.decisions import NodeSession
 from hadar_cli.runs import housekeeping, store
@@ -459,6 +460,17 @@ def an_order_sent_ahead_is_forgotten() -> AbstractContextManager[object]:
 @mutant
 def nobody_gives_up_a_hopeless_job() -> AbstractContextManager[object]:
     return _instead(Failures, "judge", lambda *_: None)
+
+
+@mutant
+def a_failed_job_ends_the_run() -> AbstractContextManager[object]:
+    real = Tracker.fail
+
+    def fail(tracker: Tracker, job: JobState) -> None:
+        real(tracker, job)
+        raise UnfinishedError(f"job {job.job.name!r} failed")
+
+    return _instead(Tracker, "fail", fail)
 
 
 @mutant

@@ -111,11 +111,13 @@ class SimulatedNode:
         rate: Callable[[int, str], float],
         pieces: Callable[[int, str], int] = lambda job, device: 1,
         rings: Rings | None = None,
+        is_broken: Callable[[int], bool] = lambda job: False,
     ) -> None:
         self.facts = facts
         self.devices = tuple(device.name for device in facts.devices)
         self._clock, self._misfortune, self._rate = clock, misfortune, rate
         self._rings = rings or Rings(clock, misfortune.dice)
+        self._is_broken = is_broken  # a job whose script ends with an error
         self._pieces = pieces  # that a job's batch must be split into to fit a device
         self.processes: dict[str, Process] = {}  # by worker
         self._ended: set[str] = set()  # workers that are no more
@@ -266,6 +268,8 @@ class SimulatedNode:
         ):
             end = WorkerEnd.OUT_OF_MEMORY
             self._clock.at(copy.begins + 0.1, lambda: self.kill_if(process, copy, end))
+        elif self._is_broken(order.job.id):
+            self._clock.at(copy.begins + 0.1, lambda: self.kill_if(process, copy))
         elif strikes("copy hung"):
             copy.is_hung = True
             if isinstance(order, MemberOrder):
@@ -337,4 +341,5 @@ class SimulatedNode:
             copy.trained = replace(copy.trained, made=copy.coded.made)
             if order.hand_in != "bf16":
                 process.left = copy.coded.left
-        self.steps_trained += len(steps)
+        is_first = not isinstance(order, MemberOrder) or not order.member or not order.member.rank
+        self.steps_trained += len(steps) if is_first else 0  # a gang's members do the same ones

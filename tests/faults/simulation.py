@@ -24,7 +24,7 @@ TELLING = {
 }
 
 # Not noticed within as many tries by today's schedules: looked for with more of them by --full.
-HARD = {"nobody gives up a hopeless job", "whom a copy follows does not matter"}
+HARD = {"whom a copy follows does not matter"}
 
 
 @dataclass
