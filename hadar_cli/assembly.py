@@ -20,6 +20,7 @@ from hadar_cli.core.estimates.learning import learn
 from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.measures.metrics import lower_bound
 from hadar_cli.core.model import Job, Mix, Node, devices_of
+from hadar_cli.core.policies.port import Policy
 from hadar_cli.core.reasons import Absence
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Observer, Observers
@@ -160,8 +161,7 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
     observer.add(desk)
     loop = RoundLoop(facts.mix, devices, policy, executor, tracker, rates, observer)
     tracker.record(events.HeadStarted(executor.now(), epoch, _versions(), goes_on))
-    for device, why in find_objections(facts.nodes, store.directory.parent).items():
-        tracker.lose_device(device, Absence.TAKEN, why)
+    _look_around(facts, store, policy, tracker, loop)
     staying: list[str] = []  # nodes that the run keeps although this loop ends
     try:
         jobs = [job.job for job in (*state.unfinished, *state.resting)]
@@ -192,6 +192,20 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
         home.early.stop()
         home.end(brings_all=state.finished, keeps=staying)
     return state
+
+
+def _look_around(
+    facts: RunFacts, store: RunStore, policy: Policy, tracker: Tracker, loop: RoundLoop
+) -> None:
+    """Whom the devices belong to at the moment and, where there is a choice, how far they are."""
+    links: dict[str, float] = {}  # by node
+    is_choice = policy.forks and len(facts.nodes) > 1
+    wanted = (DEADLINE_S, links) if is_choice else ()
+    for device, why in find_objections(facts.nodes, store.directory.parent, *wanted).items():
+        tracker.lose_device(device, Absence.TAKEN, why)
+    for one in devices_of(facts.nodes):
+        if one.node in links:
+            loop.links[one.name] = links[one.node]
 
 
 class _Homecoming(Observer):

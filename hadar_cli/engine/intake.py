@@ -114,11 +114,11 @@ class Intake:
             case _ if copy.job in self.held.merging and copy.purpose == events.TRAIN:
                 self._waiting.setdefault(copy.job, []).append(report)
             case HandedIn():
+                self._learn_cost(report)
                 devices = self._free(report.attempt)
                 self.errands.note(copy.job, report.stays)
                 if not report.stays:
                     self.held.cool(devices)
-                self._learn_cost(report)
                 if done := self.tracker.handed_in(report):
                     for device in devices:
                         self.held.failures.pop(device, None)
@@ -169,6 +169,8 @@ class Intake:
         if started.purpose == events.TRAIN and not started.follows and not started.gang:
             before_s = result.evaluate_s if report.warm else result.start_s
             cost_s = self.executor.now() - started.t - result.train_s - before_s
+            if not self.tracker.state.jobs[started.job].generation:
+                cost_s += self.meetings.moved_s(report.attempt)  # later, weights travel both ways
             if math.isfinite(cost_s):  # these times are the node's, and not checked yet
                 self.meetings.learn_device(started.job, started.device, cost_s)
 
@@ -208,8 +210,8 @@ class Intake:
         for copy in meeting.came:
             self.failures.judge(copy.attempt)
         merge_s = self.executor.now() - meeting.began
-        self.meetings.learn(report.job, meeting.waited_s + merge_s)
         job, outcome = self.tracker.state.jobs[report.job], report.outcome
+        self.meetings.learn(report.job, meeting.waited_s + merge_s, outcome.bytes)
         self.rates.observe_size(report.job, outcome.bytes, outcome.optimizer)
         self._tell_what_is_too_dear(job)
         self._end_meeting(job)

@@ -24,6 +24,8 @@ _UNMEASURED_HAND_IN_S = 120.0
 _LONGEST_HAND_IN_S = 600.0
 _FADES = 0.97  # of a dear device's cost, at every merge without it, until it is tried again
 _NEWEST = 0.5  # weight of the newest cost among all so far
+_ABOUT_AS_FAST = 0.85  # of a device's speed: another one that may do its work
+_SLOW_LINK, _FASTER_LINK = 20e6, 4.0  # bytes a second; how many times as fast a better one is
 _MOVES_S = 2.0  # that a word of moving files stands for, at the most
 
 
@@ -52,6 +54,9 @@ class Meetings:
     _dear: dict[int, frozenset[str]] = field(default_factory=dict)
     _device_cost_s: dict[int, dict[str, float]] = field(default_factory=dict)
     _moves: dict[str, _Move] = field(default_factory=dict)  # by attempt under way
+    #: by device: bytes a second from its node, where that was measured; others are near
+    links: dict[str, float] = field(default_factory=dict)
+    _bytes: dict[int, int] = field(default_factory=dict)  # of a job's weights
 
     def due(self, job: int) -> float | None:
         """When the copies that are under way will hand in; None if nobody called a meeting."""
@@ -90,20 +95,28 @@ class Meetings:
         return None if pay is None else len(pay)
 
     def too_dear(
-        self, job: int, rates: Sequence[float], devices: Sequence[str]
+        self,
+        job: int,
+        rates: Sequence[float],
+        devices: Sequence[str],
+        left: float = float("inf"),
     ) -> dict[str, float]:
-        """Devices that cost a merge more than their copies bring to it, with what they cost: a slow
-        link, mostly. Those that are merely slow are not among them."""
+        """Devices that cost a merge more than their copies bring to it with so many steps left, and
+        what they cost: a slow link, mostly. Those that are merely slow are not among them."""
         costs = self._costs_at(job, devices)
-        pay = self._that_pay(job, rates, devices)
+        pay = self._that_pay(job, rates, devices, left) if self.costs_differ(job) else None
         if not pay:
             return {}
         most = max(costs[i] for i in pay)
-        left = ((i, d) for i, d in enumerate(devices) if i not in pay and rates[i])
-        return {device: costs[i] for i, device in left if costs[i] > most}
+        others = ((i, d) for i, d in enumerate(devices) if i not in pay and rates[i])
+        return {device: costs[i] for i, device in others if costs[i] > most}
 
     def _that_pay(
-        self, job: int, rates: Sequence[float], devices: Sequence[str]
+        self,
+        job: int,
+        rates: Sequence[float],
+        devices: Sequence[str],
+        left: float = float("inf"),
     ) -> tuple[int, ...] | None:
         if not self._cost_s.get(job) or not any(rates):
             return None
@@ -111,22 +124,45 @@ class Meetings:
         # `merge: paper` counts steps as if they added up, and forks accordingly.
         rule = "linear" if self.rules.lr_scale == "none" else self.rules.lr_scale
         costs = self._costs_at(job, devices or [""] * len(rates))
-        return forks_that_pay(tuple(rates), costs, interval, rule)
+        is_much = left / sum(rates) > interval  # then it does not matter how much
+        left = float("inf") if is_much else max(1.0, float(f"{left:.2g}"))
+        return forks_that_pay(tuple(rates), costs, interval, rule, left)
 
     def _costs_at(self, job: int, devices: Sequence[str]) -> tuple[float, ...]:
         """What a merge costs each device; the usual, where its own is not known or alike."""
         usual, own = self._cost_s.get(job, 0.0), self._device_cost_s.get(job, {})
         if not self.costs_differ(job):
             return (_to_three_digits(usual),) * len(devices)
+        own = {**self._expected_costs(job), **own}
         return tuple(_to_three_digits(own.get(device, usual)) for device in devices)
 
     def costs_differ(self, job: int) -> bool:
         """Whether a merge costs some devices so much more than others that it matters."""
-        own = self._device_cost_s.get(job)
+        own = {**self._expected_costs(job), **self._device_cost_s.get(job, {})}
         if not own:
             return False
         least = min(self._cost_s.get(job, 0.0), *own.values())
         return max(own.values()) > max(_ALIKE * least, _AFFORDABLE * self.slot_s)
+
+    def _expected_costs(self, job: int) -> dict[str, float]:
+        """What devices that never handed in will cost a merge: the way there and back of weights
+        as large as the job's, at the rate of their links."""
+        size = self._bytes.get(job, 0)
+        return {device: 2 * size / rate for device, rate in self.links.items()} if size else {}
+
+    def far(self, rates: Sequence[float], devices: Sequence[str]) -> list[str]:
+        """Devices to which one about as fast is to be preferred that is much nearer, as long as
+        nobody knows how large a job's weights are."""
+        links = [self.links.get(device, float("inf")) for device in devices]
+        return [
+            device
+            for i, device in enumerate(devices)
+            if links[i] < _SLOW_LINK
+            and any(
+                rates[j] >= _ABOUT_AS_FAST * rates[i] and links[j] >= _FASTER_LINK * links[i]
+                for j in range(len(devices))
+            )
+        ]
 
     def overdue_at(self, job: int, start_cost_s: float) -> float:
         """From when on nobody waits any more for the copies that are still missing."""
@@ -183,14 +219,19 @@ class Meetings:
         if job in self._next:
             self._due[job] = self._next.pop(job)
 
-    def learn(self, job: int, cost_s: float) -> None:
-        """What a merge cost, from the last step before it to the first one after it."""
+    def learn(self, job: int, cost_s: float, size: int = 0) -> None:
+        """What a merge cost, from the last step before it to the first one after it, and how large
+        the merged weights are."""
+        self._bytes[job] = size or self._bytes.get(job, 0)
         before = self._cost_s.get(job, cost_s)
         self._cost_s[job] = before + _NEWEST * (max(0.0, cost_s) - before)
         own = self._device_cost_s.get(job, {})
         for device, known in own.items():
             if known > _ALIKE * self._cost_s[job]:
                 own[device] = known * _FADES  # its link may have become better
+        for device, expected in self._expected_costs(job).items():
+            if device not in own and expected > _ALIKE * self._cost_s[job]:
+                self.links[device] /= _FADES
 
     def newly_dear(self, job: int, dear: Mapping[str, float]) -> list[tuple[str, float]]:
         """Those that were not so the last time."""

@@ -91,6 +91,7 @@ class RoundLoop:
             executor, tracker, observer, rates, held, meetings, views, errands, foresight, failures
         )
         self.heed, self.settle = self._intake.heed, self._intake.settle
+        self.links = meetings.links  # bytes a second by device, for whoever has measured them
         self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
         # Copies of an unforked job need no merge at the slot's end: where they can, they run on.
         self._lasting = executor.prolongs and not policy.forks

@@ -120,7 +120,7 @@ class Views:
         return job.job.mode == "share" or is_chosen
 
     def _copies_that_pay(self, job: JobState) -> int | None:
-        if job.job.fork or job.generation < 2:
+        if job.job.fork or job.generation < self._least_merges:
             return None
         rates = self._rates.matrix([job.job.id], self._devices)[0]
         return self._meetings.copies_that_pay(job.job.id, rates.tolist(), self._devices)
@@ -129,12 +129,29 @@ class Views:
         """Devices whose copies of the job cost the others more than they bring, and how much.
 
         Whoever gives a number of copies has weighed that already."""
-        if not self._forks or job.job.fork or job.generation < 2:
+        is_first = job.generation == 0 and bool(self._meetings.links) and self._are_others_idle
+        if (
+            not self._forks
+            or job.job.fork
+            or (job.generation < self._least_merges and not is_first)
+        ):
             return {}
-        if not self._meetings.costs_differ(job.job.id):
+        if not is_first and not self._meetings.costs_differ(job.job.id):
             return {}
-        rates = self._rates.matrix([job.job.id], self._devices)[0]
-        return self._meetings.too_dear(job.job.id, rates.tolist(), self._devices)
+        rates = self._rates.matrix([job.job.id], self._devices)[0].tolist()
+        if is_first:
+            return dict.fromkeys(self._meetings.far(rates, self._devices), 0.0)
+        left = job.limit - len(job.done)
+        return self._meetings.too_dear(job.job.id, rates, self._devices, left)
+
+    @property
+    def _least_merges(self) -> int:
+        """After which something can be said of what they cost; sooner where links are known."""
+        return 1 if self._meetings.links else 2
+
+    @property
+    def _are_others_idle(self) -> bool:
+        return len(self._state.unfinished) < len(self._devices)
 
     def is_too_dear(self, stint: Stint, is_elsewhere: Callable[[Stint], bool]) -> bool:
         """Whether a stint that was planned before would now cost the job's other copies more than
@@ -147,8 +164,7 @@ class Views:
         """The steps at a job's beginning that one copy does, of one device or of several."""
         if job.job.mode == "share" and not job.cannot_share:
             return job.job.target_steps
-        others_idle = len(self._state.unfinished) < len(self._devices)
-        return solo_steps(self._mix.merge, job.job.target_steps, others_idle)
+        return solo_steps(self._mix.merge, job.job.target_steps, self._are_others_idle)
 
     def steps_by(self, copy: CopyStarted, later_s: float) -> int:
         """What a copy will have done of its order then; by its rate, if it has told nothing yet."""

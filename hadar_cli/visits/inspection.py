@@ -18,6 +18,7 @@ from hadar_cli.visits.visit import DEADLINE_S, Leftovers, Visit, on_all, visitin
 
 _PAYLOADS = (256 << 10, 1 << 20, 4 << 20, 4 << 20)
 _SLOW_S = 0.25
+_LINKS_S = 8.0  # for what is good to know before a run, and no more
 _LEAST_FREE_BYTES = 2 * 10**9
 _SKEW_S = 5.0
 _IMPORTING = "importing torch"
@@ -159,28 +160,42 @@ def inspect(
 
 
 def find_objections(
-    nodes: Sequence[Node], runs: Path, deadline_s: float = DEADLINE_S
+    nodes: Sequence[Node],
+    runs: Path,
+    deadline_s: float = DEADLINE_S,
+    links: dict[str, float] | None = None,
 ) -> dict[str, str]:
     """Devices that a run which starts now should leave to others, and why.
 
     Asks only nodes that have something to say: real GPUs, or hours. A node that cannot be
-    reached is not judged here; the run will find out by itself.
+    reached is not judged here; the run will find out by itself. ``links``, if given, takes by node
+    how many bytes a second come from it; other machines are asked for that, too, but not waited for
+    as long.
     """
 
     def look(node: Node) -> dict[str, str]:
         with visiting(node, runs, deadline_s) as visit:
-            return _objections(node, read_facts(visit))
+            objections = _objections(node, read_facts(visit)) if _has_a_say(node) else {}
+            if links is not None and not node.is_local:
+                links[node.name] = _bytes_per_s(visit.fetch_s)
+            return objections
 
-    asked = [
-        node
-        for node in nodes
-        if not node.is_allotted and (node.hours or (node.gpus and not node.emulated_speed))
-    ]
+    asked = [node for node in nodes if not node.is_allotted and _has_a_say(node)]
+    others = [n for n in nodes if links is not None and n not in asked and _has_a_link(n)]
     found: dict[str, str] = {}
-    for _, result in on_all(asked, look, deadline_s):
+    answers = on_all([*asked, *others], look, deadline_s if asked else _LINKS_S)
+    for _, result in answers:
         if not isinstance(result, Exception):
             found |= result
     return found
+
+
+def _has_a_say(node: Node) -> bool:
+    return bool(node.hours or (node.gpus and not node.emulated_speed))
+
+
+def _has_a_link(node: Node) -> bool:
+    return not (node.is_local or node.is_allotted or node.emulated_speed)
 
 
 def fill_memory(node: Node, cards: Sequence[int], runs: Path, patience_s: float) -> list[Memory]:
@@ -223,14 +238,15 @@ def _inspect(seen: Inspection, runs: Path, deadline_s: float) -> None:
 
 
 def _bytes_per_s(move: Callable[[int], float]) -> float:
-    """The best of a few transfers: a fast link needs some to get going, a slow one is spared."""
-    best = 0.0
+    """By the largest of a few transfers: buffers on the way swallow small ones, a fast link needs
+    some to get going, a slow one is spared the rest."""
+    by_size: dict[int, float] = {}
     for size in _PAYLOADS:
         seconds = move(size)
-        best = max(best, size / seconds)
+        by_size[size] = max(by_size.get(size, 0.0), size / seconds)
         if seconds > _SLOW_S:
             break
-    return best
+    return by_size[max(by_size)]
 
 
 def read_facts(visit: Visit) -> Facts:

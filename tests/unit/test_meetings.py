@@ -117,20 +117,56 @@ def test_of_two_alike_the_one_behind_a_slow_link_is_too_dear():
     assert list(them.too_dear(0, [9.4, 9.3], ["far", "near"])) == ["far"]
 
 
+def views_of(them: Meetings, forks: bool = True, jobs: int = 1) -> tuple[Views, RunState]:
+    devices = [Device(name, name, 0, None, None) for name in ("far", "near")]
+    mix = Mix("m", tuple(Job(i, f"job-{i}", 1000, batch_size=8) for i in range(jobs)))
+    state = RunState(mix.jobs)
+    suitability, rates = Suitability(devices, state), RateModel(mix.jobs, devices)
+    held = Occupancy([device.name for device in devices], state)
+    return Views(mix, suitability, state, rates, held, them, lambda: 0.0, forks), state
+
+
 @pytest.mark.parametrize(("forks", "dear"), [(True, {"far": 300.0}), (False, {})])
 def test_nothing_is_too_dear_for_a_job_that_nobody_forks(forks, dear):
-    devices = [Device(name, name, 0, None, None) for name in ("near", "far")]
-    job = Job(0, "job", 1000, batch_size=8)
-    state = RunState([job])
-    state.jobs[0].generation = 2
     them = meetings()
     them.learn(0, cost_s=1.0)
     them.learn_device(0, "near", 0.5)
     them.learn_device(0, "far", 300.0)
-    suitability, rates = Suitability(devices, state), RateModel([job], devices)
-    held = Occupancy([device.name for device in devices], state)
-    views = Views(Mix("m", (job,)), suitability, state, rates, held, them, lambda: 0.0, forks)
+    views, state = views_of(them, forks)
+    state.jobs[0].generation = 2
     assert views.too_dear(state.jobs[0]) == dear
+
+
+def test_a_slow_link_is_reckoned_with_before_its_first_hand_in():
+    """By its rate and the size of the weights, once anybody has handed in."""
+    rates, devices = [9.4, 9.3], ["far", "near"]
+    for size, dear in ((57_000_000, ["far"]), (500_000, [])):
+        them = Meetings(MergeRules(), slot_s=15.0)
+        them.links["far"] = 4e6
+        them.learn(0, 0.5, size)
+        assert list(them.too_dear(0, rates, devices)) == dear
+    views, state = views_of(them)
+    state.jobs[0].generation = 1
+    them.learn(0, 0.5, 57_000_000)
+    assert "far" in views.too_dear(state.jobs[0])
+
+
+@pytest.mark.parametrize(
+    ("links", "jobs", "far"),
+    [
+        ({"far": 4e6}, 1, ["far"]),
+        ({"far": 4e6, "near": 110e6}, 1, ["far"]),
+        ({"far": 4e6}, 2, []),  # each device has one: nobody waits for the other
+        ({"far": 4e6, "near": 5e6}, 1, []),
+        ({"far": 80e6}, 1, []),
+        ({}, 1, []),
+    ],
+)
+def test_a_lone_job_begins_where_the_way_home_is_short(links, jobs, far):
+    them = meetings()
+    them.links.update(links)
+    views, state = views_of(them, jobs=jobs)
+    assert list(views.too_dear(state.jobs[0])) == far
 
 
 def test_a_device_that_was_too_dear_is_tried_again_some_day():

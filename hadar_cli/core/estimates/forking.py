@@ -29,14 +29,19 @@ def _worth(total: float, squares: float, lr_scale_rule: str) -> float:
 
 @lru_cache(maxsize=4096)
 def forks_that_pay(
-    rates: tuple[float, ...], costs_s: tuple[float, ...], interval_s: float, lr_scale_rule: str
+    rates: tuple[float, ...],
+    costs_s: tuple[float, ...],
+    interval_s: float,
+    lr_scale_rule: str,
+    left: float = float("inf"),
 ) -> tuple[int, ...]:
     """Which devices should train copies of a job, fastest first: those worth most per second.
 
     ``rates`` are the job's steps/s by device, ``costs_s`` what a merge costs each device in
-    transfer and loading, ``interval_s`` the training between merges. Copies are fetched and sent
-    at the same time, so a merge costs as much as its costliest copy. A lone copy needs no merge,
-    and its weights travel while it goes on: of those about as fast as the fastest, the cheapest.
+    transfer and loading, ``interval_s`` the training between merges, ``left`` the steps that are
+    still to do: of few, a merge is too large a part. Copies are fetched and sent at the same time,
+    so a merge costs as much as its costliest copy. A lone copy needs no merge, and its weights
+    travel while it goes on: of those about as fast as the fastest, the cheapest.
     """
     by_rate = sorted((i for i, rate in enumerate(rates) if rate > 0), key=lambda i: -rates[i])
     if not by_rate:
@@ -49,11 +54,15 @@ def forks_that_pay(
     # is the fastest few among those that cost no more than some bound.
     for bound in sorted({costs_s[i] for i in by_rate}):
         affordable = [i for i in by_rate if costs_s[i] <= bound]
-        total = squares = cost_s = 0.0
+        total = squares = cost_s = 0.0  # of a second's training
         for count, i in enumerate(affordable, start=1):
-            steps = rates[i] * interval_s
-            total, squares, cost_s = total + steps, squares + steps**2, max(cost_s, costs_s[i])
-            pace = _worth(total, squares, lr_scale_rule) / (interval_s + cost_s)
+            total, squares, cost_s = (
+                total + rates[i],
+                squares + rates[i] ** 2,
+                max(cost_s, costs_s[i]),
+            )
+            trains_s = min(interval_s, left / total)
+            pace = _worth(total, squares, lr_scale_rule) * trains_s / (trains_s + cost_s)
             if count > 1 and pace > most:
                 best, most = tuple(affordable[:count]), pace
     return best
