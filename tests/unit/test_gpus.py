@@ -14,6 +14,7 @@ from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Node
 from hadar_cli.core.politeness import GpuUse
 from hadar_cli.node.gpus import cards
+from hadar_cli.node.gpus import cards as cards_module
 from hadar_cli.node.gpus.cards import CardLock
 from hadar_cli.node.gpus.reading import read_gpus
 from hadar_cli.node.gpus.watch import GpuWatch
@@ -116,6 +117,14 @@ esac""",
     assert [gpu.model for gpu in found.gpus] == ["MI210", "MI210"]
     [first, _] = read_gpus(())["gpus"]
     assert (first["others_mb"], first["others"]) == (10240, [getpass.getuser()])
+    # HIP takes no unique ids, only numbers; what a batch system shows is never widened.
+    assert cards_module.visible(7, "0xdef", {}) == {"HIP_VISIBLE_DEVICES": "1"}
+    shows_it = {"HIP_VISIBLE_DEVICES": "0,1"}
+    assert cards_module.visible(0, "0xdef", shows_it) == {"HIP_VISIBLE_DEVICES": "1"}
+    for uuid, env in (("0x123", {}), ("0xdef", {"HIP_VISIBLE_DEVICES": "0"})):
+        with pytest.raises(ValueError, match=uuid):
+            cards_module.visible(0, uuid, env)
+    assert cards_module.identity("1") == "0xdef"  # and its lock is the card's, however it is shown
 
 
 @pytest.mark.parametrize(
@@ -175,3 +184,15 @@ def others_seen(watch: GpuWatch, used: str, tool, apps: str) -> tuple[float | No
     nvidia(tool, used, apps)
     [gpu] = watch.look()["gpus"]
     return gpu["others_mb"], gpu["others"]
+
+
+def test_memory_of_a_process_that_has_just_ended_is_nobody_s(tool, tmp_path, monkeypatch):
+    """Between two questions to the driver a worker may leave: used, and nobody is named for it."""
+    monkeypatch.setattr(cards, "LOCKS", tmp_path)
+    nvidia(tool, "500", "true")
+    watch = GpuWatch(tmp_path / "run", lambda: {ME}, every_s=1000.0, settles_s=0.0)
+    while watch.news() is None:
+        time.sleep(0.01)
+    once = f"$([ -e {tmp_path}/asked ] && echo 500 || (touch {tmp_path}/asked; echo 8692))"
+    assert others_seen(watch, once, tool, "true") == (500, [])
+    assert others_seen(watch, "8692", tool, "true") == (8692, [])  # still there: it is used

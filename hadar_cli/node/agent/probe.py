@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from hadar_cli.node.gpus.cards import CardLock
 from hadar_cli.node.gpus.reading import Facts, read_gpus
 from hadar_cli.node.user_site import add_user_site
 
@@ -32,8 +33,20 @@ def facts(workdir: str, ours: set[int]) -> Facts:
         "executable": sys.executable,
         "cores": os.cpu_count(),
         "disk": _disk(workdir),
-        **read_gpus(ours),
+        **_gpus(workdir, ours),
     }
+
+
+def _gpus(workdir: str, ours: set[int]) -> Facts:
+    """With each, the run of another workdir that trains on it; those of this one go by ``ours``."""
+    found = read_gpus(ours)
+    here = os.path.realpath(Path(workdir).expanduser())
+    for gpu in found["gpus"]:
+        lock = CardLock(gpu["uuid"] or f"gpu-{gpu['index']}")
+        at = os.path.realpath(str(lock.note().get("at", "")))
+        if lock.is_held() and not at.startswith(here + os.sep):
+            gpu["held_by"] = lock.holder()
+    return found
 
 
 def _disk(workdir: str) -> Facts:

@@ -23,6 +23,7 @@ from hadar_cli.node.gpus.reading import read_gpus
 
 LOCKS = Path("/tmp")  # noqa: S108 - the one folder that every user of a machine may write to
 _LONGEST_NOTE = 2000
+_AMD_ID = "0x"  # rocm-smi's unique ids begin so
 _CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
@@ -33,6 +34,8 @@ def visible(index: int, uuid: str | None, inherited: Mapping[str, str]) -> dict[
     chosen from and never widened: ``index`` counts within it.
     """
     variable = _HIP if inherited.get(_HIP) else _CUDA
+    if uuid and uuid.startswith(_AMD_ID):  # HIP knows cards by their numbers only
+        return _visible_amd(uuid, inherited.get(_HIP) or inherited.get(_CUDA) or "")
     shown = [word.strip() for word in inherited.get(variable, "").split(",") if word.strip()]
     if not shown:
         # Numbered as nvidia-smi does, by which `hadar check` tells who uses which.
@@ -42,6 +45,15 @@ def visible(index: int, uuid: str | None, inherited: Mapping[str, str]) -> dict[
     if index >= len(shown):
         raise ValueError(f"{variable}={','.join(shown)} shows no GPU number {index} there")
     return {variable: shown[index]}
+
+
+def _visible_amd(uuid: str, shown: str) -> dict[str, str]:
+    numbers = [str(gpu["index"]) for gpu in read_gpus(())["gpus"] if gpu["uuid"] == uuid]
+    if not numbers:
+        raise ValueError(f"rocm-smi knows no GPU {uuid} there")
+    if shown and numbers[0] not in [word.strip() for word in shown.split(",")]:
+        raise ValueError(f"{_HIP}={shown} does not show GPU {uuid}, number {numbers[0]} there")
+    return {_HIP: numbers[0]}
 
 
 def identity(shown: str) -> str:

@@ -12,6 +12,7 @@ from hadar_cli.node.gpus.cards import CardLock
 from hadar_cli.node.gpus.reading import read_gpus
 
 EVERY_S = 3.0
+SETTLES_S = 1.0  # until the memory of a process that ended is free, by the word of the driver
 _CHANGED_MB = 64.0  # what drivers and desktops add and drop is no news
 
 
@@ -19,9 +20,13 @@ class GpuWatch:
     """On a thread of its own: a tool that hangs holds up nothing else."""
 
     def __init__(
-        self, run: Path, ours: Callable[[], Collection[int]], every_s: float = EVERY_S
+        self,
+        run: Path,
+        ours: Callable[[], Collection[int]],
+        every_s: float = EVERY_S,
+        settles_s: float = SETTLES_S,
     ) -> None:
-        self._run, self._ours, self._every_s = run, ours, every_s
+        self._run, self._ours, self._every_s, self._settles_s = run, ours, every_s, settles_s
         self._lock = threading.Lock()
         self._news: dict[str, Any] | None = None
         self._told: object = None
@@ -43,14 +48,23 @@ class GpuWatch:
             time.sleep(self._every_s)
 
     def look(self) -> dict[str, Any]:
-        """Who is on the cards now."""
+        """Who is on the cards now. Memory that nobody is named for may be that of a process that
+        has just ended: that is looked at once more before anyone is blamed for it."""
         seen = read_gpus(self._ours())
+        if any(self._is_unexplained(gpu) for gpu in seen["gpus"]):
+            time.sleep(self._settles_s)
+            seen = read_gpus(self._ours())
         for gpu in seen["gpus"]:
             card = gpu["uuid"] or f"gpu-{gpu['index']}"
             self._leave_out_ours(card, gpu)
         now = time.localtime()
         seen["minute_of_day"] = 60 * now.tm_hour + now.tm_min
         return seen
+
+    def _is_unexplained(self, gpu: dict[str, Any]) -> bool:
+        before = self._before.get(gpu["uuid"] or f"gpu-{gpu['index']}") or 0.0
+        is_more = (gpu["others_mb"] or 0.0) > before + _CHANGED_MB
+        return is_more and not gpu["others"]
 
     def _leave_out_ours(self, card: str, gpu: dict[str, Any]) -> None:
         """In a container the driver tells of no process, or of such as nobody knows there: then
