@@ -25,8 +25,6 @@ from tests.faults.sections import Findings, Size, section
 AT_ONCE = 6
 _TRIES = 3
 _MOST_MISSED = 0.1  # of the scenarios: faults that found nothing to strike, in all tries
-_SLOW_LINK = 2e6  # bytes a second: transfers last long enough to be struck
-_LARGE = 150_000  # floats
 
 
 @dataclass
@@ -61,9 +59,8 @@ def run_scenario(scenario: Scenario, site: Site, directory: Path, seed: int) -> 
 
 def _play(scenario: Scenario, site: Site, directory: Path, outcome: Outcome) -> None:
     dice = Random(f"{scenario.name} {outcome.seed}")
-    floats, every_s = (_LARGE, 1.5) if scenario.large else (1000, 0.7)
-    site.link.bytes_per_s = _SLOW_LINK if scenario.large else float("inf")
-    run = RealRun(site, directory, dice, outcome.steps, floats, every_s)
+    site.link.bytes_per_s = scenario.bytes_per_s
+    run = RealRun(site, directory, dice, outcome.steps, **scenario.shape)
     try:
         run.start()
         for fault in scenario.faults:
@@ -139,7 +136,7 @@ def run_scenarios(scenarios: list[Scenario], seed: int, at_once: int = AT_ONCE) 
 
 @section("real faults", waits=True)
 def run_real(size: Size) -> Findings:
-    chosen = scenarios() + (kills() * 16 if size.is_full else [])
+    chosen = scenarios(size.is_full) + (kills() * 16 if size.is_full else [])
     checked = Count.checked
     outcomes = run_scenarios(chosen, size.seed)
     strikes = [strike for outcome in outcomes for strike in outcome.strikes]

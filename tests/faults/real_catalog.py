@@ -12,17 +12,21 @@ from tests.faults.checker import demand
 from tests.faults.real_clocks import clocks
 from tests.faults.real_disks import disks
 from tests.faults.real_faults import NODE_S, STAGES, Fault, find, kill, kill_head, stop
+from tests.faults.real_gpus import gpus
 from tests.faults.real_links import odd_links
+from tests.faults.real_networks import networks
 from tests.faults.real_run import RealRun
 from tests.faults.real_scenario import Scenario, Skip, was_lost, was_used
 from tests.faults.real_site import Site
+from tests.faults.real_slow import large_checkpoints, slow_phases
 from tests.faults.real_torch import torchless
 
 NOISE = "echo -n 'Welcome! '; echo '{\"answer\": 1}'; echo '@hadarly'; echo mail for you >&2\n"
 
 
-def scenarios() -> list[Scenario]:
-    odd = [*machines(), *odd_links(), *torchless()]
+def scenarios(is_full: bool = False) -> list[Scenario]:
+    slow = [*slow_phases(), *large_checkpoints(is_full)]
+    odd = [*machines(), *gpus(), *slow, *odd_links(is_full), *networks(), *torchless()]
     return [*kills(), *hangs(), *links(), *nodes(), *clocks(), *odd]
 
 

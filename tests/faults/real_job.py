@@ -5,7 +5,13 @@
 Every step takes 10 ms, moves the weights in a way of its own and leaves a byte in ``~/trained``, so
 that steps done in vain can be counted. It notes the time of day with its progress, and stays for
 the next order, as ``training`` does. Where it finds the file ``~/exhaust-memory`` it takes that
-away and all the memory it may have.
+away and all the memory it may have. ``~/habits.json`` of a node may change it there:
+
+    step_s, save_s, evaluate_s   how long these take; it says which of them it is about
+    hole_mb                      so many megabytes more in its checkpoints, none on the disk
+    batch_mb                     of GPU memory that a whole batch takes, beside 1 GB for the weights
+
+GPU memory is what the node's nvidia-smi says: see scripted_gpus.py.
 """
 
 import json
@@ -19,25 +25,42 @@ from array import array
 from pathlib import Path
 
 FLOATS = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-STEP_S = 0.01
 left: list[int] = []
+try:
+    habits = json.loads((Path.home() / "habits.json").read_text())
+except OSError:
+    habits = {}
+STEP_S, HOLE = habits.get("step_s", 0.01), int(habits.get("hole_mb", 0)) << 20
+SLOW = {phase: habits[f"{phase}_s"] for phase in ("save", "evaluate") if f"{phase}_s" in habits}
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names it."""
 
 
 def load(path: str) -> array:
     weights = array("d", bytes(8 * FLOATS))
     if path:
-        content = Path(path).read_bytes()
-        (length,) = struct.unpack("<Q", content[:8])
-        weights = array("d", content[8 + length :])
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            file.seek(8 + length)
+            weights = array("d", file.read(8 * FLOATS))
     return weights
 
 
 def save(path: str, weights: array) -> None:
     content = weights.tobytes()
     entry = {"dtype": "F64", "shape": [len(weights)], "data_offsets": [0, len(content)]}
-    header = json.dumps({"model/0/weight": entry}).encode()
+    entries = {"model/0/weight": entry}
+    if HOLE:
+        ends = len(content) + HOLE
+        offsets = {"data_offsets": [len(content), ends]}
+        entries["model/0/hole"] = {"dtype": "F32", "shape": [HOLE // 4], **offsets}
+    header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
-    Path(path + ".part").write_bytes(struct.pack("<Q", len(header)) + header + content)
+    with open(path + ".part", "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header + content)
+        file.truncate(file.tell() + HOLE)
     os.replace(path + ".part", path)
 
 
@@ -59,30 +82,73 @@ def exhaust_memory() -> None:
         hoard.append(bytearray(1 << 24))
 
 
+def take_gpu_memory(order: dict[str, str]) -> None:
+    """Notes what the next step takes of the card, where that is there; ends as torch does if not.
+
+    Whoever else trains on the card at this moment is noted, too: nobody should.
+    """
+    card = (
+        Path.home()
+        / "cards"
+        / (os.environ.get("HIP_VISIBLE_DEVICES") or os.environ["CUDA_VISIBLE_DEVICES"])
+    )
+    needs = 1024 + habits["batch_mb"] / int(order["HADAR_MICRO_BATCHES"] or 1)
+    others = [path for path in card.glob("[0-9]*") if path.name != str(os.getpid())]
+    alive = [path for path in others if Path("/proc", path.name).exists()]
+    held = sum(float(path.read_text() or 0) for path in alive)
+    if any(
+        Path("/proc", path.name, "exe").resolve() == Path("/proc/self/exe").resolve()
+        for path in alive
+    ):
+        (card / "met").write_text(f"{os.getpid()} met {[path.name for path in alive]}")
+    (card / str(os.getpid())).write_text(str(needs))
+    if held + needs > float((card / "total").read_text()):
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {needs:.0f} MiB.")
+
+
+def tell(order: dict[str, str], done: int, began: float, phase: str = "") -> float:
+    now = time.monotonic()
+    progress = {"steps": done, "seconds": now - began, "at": time.time()}
+    write(order["HADAR_PROGRESS"], {**progress, "phase": phase} if phase else progress)
+    return now
+
+
 def follow(order: dict[str, str], weights: array) -> bool:
     """Trains, hands in, and says whether to stay."""
     began, at = time.monotonic(), float(order["HADAR_ISSUED_AT"])
-    deadline, told = at + float(order["HADAR_SECONDS_LEFT"]), 0.0
+    deadline, told, evaluated = at + float(order["HADAR_SECONDS_LEFT"]), 0.0, {}
+    if order["HADAR_EVALUATE"] == "1" and "evaluate" in SLOW:
+        tell(order, 0, began, "evaluate")
+        time.sleep(SLOW["evaluate"])
+        evaluated = {"evaluation": {"accuracy": 0.5}}
+    start_s = time.monotonic() - began
     steps, done = steps_of(order), 0
     for step in steps:
         now = time.monotonic()
-        if left or now > deadline - 0.1:
+        if left or (now > deadline - 0.1 and (done or STEP_S < 1)):
             break
         if now > told + 0.1:
-            progress = {"steps": done, "seconds": now - began, "at": time.time()}
-            write(order["HADAR_PROGRESS"], progress)
-            told = now
+            told = tell(order, done, began, "train" if STEP_S > 1 else "")
+        if "batch_mb" in habits:
+            take_gpu_memory(order)
         if (Path.home() / "exhaust-memory").exists():
             exhaust_memory()
         time.sleep(STEP_S)
         weights[step % FLOATS] += 1.0 + step / 1000
         os.write(trained, b"x")
         done += 1
-    trained_s = time.monotonic() - began
+    seconds = {"start": start_s, "train": time.monotonic() - began - start_s}
+    if evaluated:
+        seconds["evaluate"] = start_s
     if order["HADAR_CKPT_OUT"]:
+        if "save" in SLOW:
+            tell(order, done, began, "save")
+            time.sleep(SLOW["save"])
         save(order["HADAR_CKPT_OUT"], weights)
-    result = {"steps": done, "seconds": {"train": trained_s}, "waiting": not left}
-    write(order["HADAR_RESULT"], result)
+    write(
+        order["HADAR_RESULT"],
+        {"steps": done, "seconds": seconds, "waiting": not left, **evaluated},
+    )
     return not left
 
 

@@ -25,7 +25,7 @@ name: real
 slot_s: {slot_s}
 merge: {{rule: mean, every_s: {every_s}, solo: 0.0}}
 jobs:
-  - {{script: job.py, name: job, steps: {steps}, batch_size: 4, fork: 9, args: ["{floats}"]}}
+  - {{script: job.py, name: job, steps: {steps}, batch_size: 4, fork: {copies}, args: ["{floats}"]}}
 """  # a number of copies: else a victim whose merges became dear is left alone, and never struck
 
 
@@ -47,6 +47,9 @@ class RealRun:
     steps: int = 360
     floats: int = 1000
     every_s: float = 0.7
+    slot_s: float = SLOT_S
+    copies: int = 9
+    longest_s: float = LONGEST_S
     seen: list[Seen] = field(default_factory=list)
     exits: list[tuple[int, str]] = field(default_factory=list)  # of every head: code, stderr
     _head: subprocess.Popen[bytes] | None = None
@@ -56,8 +59,9 @@ class RealRun:
         (self.directory / "kept").mkdir(parents=True)
         (self.directory / "job.py").write_text(self.site.job)
         text = MIX.format(
-            slot_s=SLOT_S,
+            slot_s=self.slot_s,
             every_s=self.every_s,
+            copies=self.copies,
             steps=self.steps,
             floats=self.floats,
         )
@@ -104,10 +108,10 @@ class RealRun:
         self._head.kill()
         self._head.wait()
 
-    def end_head(self, within_s: float = LONGEST_S) -> int:
+    def end_head(self) -> int:
         """Waits for the head's end, watching the journal; its exit code."""
         assert self._head
-        self.await_that(lambda: not self.is_running(), within_s, "I4: the head does not end")
+        self.await_that(lambda: not self.is_running(), self.longest_s, "I4: the head does not end")
         said = (self.directory / "stderr").read_text(errors="replace")
         self.exits.append((self._head.returncode, said))
         return int(self._head.returncode)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hadar_cli.core import events
 from tests.faults.real_faults import Fault
 from tests.faults.real_run import RealRun
 from tests.faults.real_site import Site
+
+_GB = 1024  # MB
 
 
 class Skip(Exception):
@@ -25,10 +28,29 @@ class Scenario:
     tidy: Callable[[Site], object] = lambda site: None
     proves: Callable[[RealRun], object] | None = None  # that what was arranged was met
     large: bool = False  # large weights over a slow link
+    hole_mb: int = 0  # so large are checkpoints that take no room on a node's disk
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of the victim's link: transfers last long enough to be struck."""
+        if self.hole_mb:
+            return 20e6 if self.hole_mb < _GB else 100e6
+        return 2e6 if self.large else float("inf")
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Of the run: large weights are merged more rarely, and the largest not at all."""
+        if self.hole_mb:
+            moves_s = self.hole_mb * (1 << 20) / self.bytes_per_s
+            often = {"every_s": moves_s, "slot_s": 2 * moves_s, "longest_s": 120 + 40 * moves_s}
+            return {**often, "copies": 1 if self.hole_mb > _GB else 9}
+        return {"floats": 150_000, "every_s": 1.5} if self.large else {}
 
     @property
     def steps(self) -> int:
-        """More than are done while the faults last."""
+        """More than are done while the faults last, or while a large checkpoint moves."""
+        if self.hole_mb:
+            return int(600 * self.shape["every_s"])
         return 200 + sum(250 + int(110 * fault.lasts_s) for fault in self.faults)
 
 

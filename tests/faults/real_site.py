@@ -40,12 +40,20 @@ class Site:
         self.furniture: set[str] = set()  # what a fault put into the nodes' homes
         self.job = JOB.read_text()  # the script that is trained
         self.head_env: dict[str, str] = {}  # more of the head's environment
+        self.gpus: object = None  # those that the victim has by the word of its tools
+        self.another: object = None  # another head's run on the same nodes
+        self.steps_of_another = 0  # that count in it
         self._write_known_hosts()
         self.empty()
 
     def _write_known_hosts(self) -> None:
         lines = [f"[127.0.0.1]:{self.links[n.name].port} {n.host_key()}\n" for n in self.lab.nodes]
         (self.directory / "known_hosts").write_text("".join(lines))
+
+    def trust_at(self, address: str) -> None:
+        """The victim's server is known at this address, too."""
+        with (self.directory / "known_hosts").open("a") as file:
+            file.write(f"[{address}]:{self.node.port} {self.node.host_key()}\n")
 
     @property
     def link(self) -> Proxy:
@@ -68,7 +76,7 @@ class Site:
         names = {**{name: name for name in self.links}, **self.aliases}
         for name, node in names.items():
             facts = {"name": name, "port": self.links[node].port, **self.extra.get(name, {})}
-            lines += ["[[node]]", *(f"{key} = {json.dumps(value)}" for key, value in facts.items())]
+            lines += ["[[node]]", *(f"{key} = {_toml(value)}" for key, value in facts.items())]
         path.write_text("\n".join(lines) + "\n")
 
     # -- who is there ------------------------------------------------------------------------
@@ -107,8 +115,10 @@ class Site:
         return struck
 
     def steps_trained(self) -> int:
+        """Those of the run, done in vain or not."""
         files = {(node.home / "trained").resolve() for node in self.lab.nodes}
-        return sum(path.stat().st_size for path in files if path.exists())
+        trained = sum(path.stat().st_size for path in files if path.exists())
+        return trained - self.steps_of_another
 
     # -- between runs ------------------------------------------------------------------------
 
@@ -136,6 +146,7 @@ class Site:
         self.aliases.clear()
         self.furniture.clear()
         self.head_env.clear()
+        self.steps_of_another = 0
         self.job = JOB.read_text()
 
     def furnish(self, name: str, content: str) -> Path:
@@ -145,6 +156,12 @@ class Site:
         path.chmod(0o700)
         self.furniture.add(name)
         return path
+
+    def form_habits(self, habits: dict[str, dict[str, float]]) -> None:
+        """By node: how the job behaves there."""
+        self.furniture.add("habits.json")
+        for name, ones in habits.items():
+            (self.lab[name].home / "habits.json").write_text(json.dumps(ones))
 
     def down(self) -> None:
         for link in self.links.values():
@@ -160,6 +177,15 @@ def site(directory: Path, count: int = 2) -> Iterator[Site]:
     finally:
         made.heal()
         made.down()
+
+
+def _toml(value: object) -> str:
+    """Texts, numbers, and lists of tables."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+    return json.dumps(value)
 
 
 def connections(server: int) -> list[int]:

@@ -36,6 +36,8 @@ class Sshd:
     pid: int = 0
     started: int = 0
     options: dict[str, str] = field(default_factory=dict)  # of sshd_config, in place of ours
+    address: str = "127.0.0.1"
+    namespace: str = ""  # of the network, if it lives in one of its own
 
     @property
     def path(self) -> Path:
@@ -97,8 +99,9 @@ exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's empty cage
         with (self.path / "sshd.log").open("ab") as log:
+            words = ["ip", "netns", "exec", self.namespace] if self.namespace else []
             process = subprocess.Popen(
-                [find_sshd(), "-D", "-e", "-f", str(self.path / "sshd_config")],
+                [*words, find_sshd(), "-D", "-e", "-f", str(self.path / "sshd_config")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -112,7 +115,7 @@ exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"
         """Returns when the server greets."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self.is_up:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0) as tcp:
+            with suppress(OSError), socket.create_connection((self.address, self.port), 1.0) as tcp:
                 tcp.settimeout(max(0.1, deadline - time.monotonic()))
                 if tcp.recv(4) == b"SSH-":
                     return
@@ -136,7 +139,7 @@ exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"
     def _config(self, authorized_key: Path) -> str:
         keys = str(authorized_key).replace("%", "%%")
         lines = [
-            "ListenAddress 127.0.0.1",
+            f"ListenAddress {self.address}",
             f"Port {self.port}",
             f'HostKey "{self.path / "host_key"}"',
             f'AuthorizedKeysFile "{keys}"',
