@@ -129,7 +129,8 @@ def reach(stage: str, run: RealRun) -> None:
             return run.count(*_RECORDS[stage]) > before
         return bool(set(_files(run, stage)) - known)
 
-    run.await_that(is_there, FOUND_WITHIN_S, f"stage {stage} was not reached")
+    within_s = FOUND_WITHIN_S + 3 * run.slot_s
+    run.await_that(is_there, within_s, f"stage {stage} was not reached")
 
 
 _RECORDS = {"start": (events.CopyStarted,), "merge": (events.CopyFinished,)}

@@ -50,7 +50,7 @@ class Scenario:
     def steps(self) -> int:
         """More than are done while the faults last, or while a large checkpoint moves."""
         if self.hole_mb:
-            return int(600 * self.shape["every_s"])
+            return int((600 if self.hole_mb <= _GB else 250) * self.shape["every_s"])
         return 200 + sum(250 + int(110 * fault.lasts_s) for fault in self.faults)
 
 
