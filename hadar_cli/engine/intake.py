@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from hadar_cli.core import events
-from hadar_cli.core.estimates.gangs import LEAST_STEPS, speeds_seen
+from hadar_cli.core.estimates.gangs import speeds_seen, tells_speed
 from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.policies.promotion import decide
 from hadar_cli.core.reasons import Absence
@@ -146,7 +146,7 @@ class Intake:
         if done.steps:
             for device, steps, seconds in speeds_seen(started, done):
                 self.rates.observe(started.job, device, steps, seconds)
-            if started.gang and done.members and done.steps >= LEAST_STEPS:
+            if started.gang and done.members and tells_speed(done):
                 self.rates.observe_gang(started.job, started.gang, done.steps, done.train_s)
         if not report.warm:
             self.held.learn_start(done.own_start_s)

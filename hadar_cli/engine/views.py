@@ -116,6 +116,8 @@ class Views:
         """Whether the job's processes can share steps, as far as is known, and are to."""
         if job.cannot_share or job.job.max_duration_s is not None:
             return False
+        if job.job.mode == "auto" and any(pieces > 1 for pieces in job.pieces.values()):
+            return False  # all of a gang would split their batches for the smallest card among them
         is_chosen = job.job.mode == "auto" and job.job.shares == PROPORTIONAL and self.stays(job)
         return job.job.mode == "share" or is_chosen
 

@@ -21,7 +21,9 @@ MEETING_S = 0.002  # of each member: what an exchange of gradients takes, howeve
 LOOPBACK_S = 0.6e-9  # of each member and byte; 1, 10 and 45 MB among five took 11, 29 and 138 ms
 NETWORK_S = 9e-9  # of a byte, at 1 Gb/s, of which each member sends and receives nearly two copies
 GAIN = 1.1  # times as fast as the fastest alone: less is not worth the others' company
-LEAST_STEPS = 8  # of a gang's order that tell its speed: the first ones wait for everybody's start
+# A gang's order tells its speed by so many steps, the first of which wait for everybody's start, or
+# by a few that took long: one that is too slow may never come to more of them in a slot.
+_LEAST_STEPS, _FEW_STEPS, _LONG_S = 8, 2, 3.0
 FIXED = 0.05  # of the time that a whole batch takes a device: what a smaller share does not save
 
 
@@ -95,11 +97,17 @@ def rate_alone(share: float, seconds: float) -> float:
     return (FIXED + (1 - FIXED) * share) / seconds if seconds > 0 else 0.0
 
 
+def tells_speed(done: CopyFinished) -> bool:
+    """Whether a gang's hand-in says enough of how fast it is."""
+    is_long = done.train_s >= _LONG_S and done.steps >= _FEW_STEPS
+    return done.steps >= _LEAST_STEPS or is_long
+
+
 def speeds_seen(copy: CopyStarted, done: CopyFinished) -> list[tuple[str, int, float]]:
     """What a hand-in tells of devices: each with steps, and the seconds it would take alone."""
     if not copy.gang:
         return [(copy.device, done.steps, done.train_s)]
-    if done.steps < LEAST_STEPS:
+    if not tells_speed(done):
         return []
     return [
         (device, done.steps, done.steps / rate_alone(share, step_s))

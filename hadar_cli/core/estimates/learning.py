@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hadar_cli.core import events
-from hadar_cli.core.estimates.gangs import LEAST_STEPS, speeds_seen
+from hadar_cli.core.estimates.gangs import speeds_seen, tells_speed
 from hadar_cli.core.estimates.throughput import RateModel
 
 
@@ -16,7 +16,7 @@ def learn(rates: RateModel, started: Mapping[str, events.CopyStarted], event: ev
             copy = started[event.attempt]
             for device, steps, seconds in speeds_seen(copy, event):
                 rates.observe(copy.job, device, steps, seconds)
-            if copy.gang and event.members and event.steps >= LEAST_STEPS:
+            if copy.gang and event.members and tells_speed(event):
                 rates.observe_gang(copy.job, copy.gang, event.steps, event.train_s)
         case events.WeightsMerged():
             rates.observe_size(event.job, event.bytes, event.optimizer)

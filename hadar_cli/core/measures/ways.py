@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from hadar_cli.core import events
 from hadar_cli.core.estimates.gangs import (
     GAIN,
-    LEAST_STEPS,
     PROPORTIONAL,
     are_far,
     best_company,
     exchange_s,
     gang_rate,
     speeds_seen,
+    tells_speed,
 )
 from hadar_cli.core.measures.summary import Ways
 from hadar_cli.core.model import Device, Job
@@ -75,7 +75,7 @@ class _Book:
         for device, steps, seconds in speeds_seen(copy, done):
             total = self._seconds[copy.job, device]
             total[0], total[1] = total[0] + steps, total[1] + seconds
-        if copy.gang and done.steps >= LEAST_STEPS:
+        if copy.gang and tells_speed(done):
             self.shared_s[copy.job] = done.train_s / done.steps, len(copy.gang)
 
     # -- as speeds, of devices that have trained the job ------------------------------------
