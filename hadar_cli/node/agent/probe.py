@@ -45,7 +45,7 @@ def _gpus(workdir: str, ours: set[int]) -> Facts:
         lock = CardLock(gpu["uuid"] or f"gpu-{gpu['index']}")
         at = os.path.realpath(str(lock.note().get("at", "")))
         if lock.is_held() and not at.startswith(here + os.sep):
-            gpu["held_by"] = lock.holder()
+            gpu["others"] = [lock.holder()]
     return found
 
 
