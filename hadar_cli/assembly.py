@@ -205,7 +205,7 @@ def _look_around(
         tracker.lose_device(device, Absence.TAKEN, why)
     for one in devices_of(facts.nodes):
         if one.node in links:
-            loop.links[one.name] = links[one.node]
+            loop.meetings.links[one.name] = links[one.node]
 
 
 class _Homecoming(Observer):

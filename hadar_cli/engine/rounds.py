@@ -73,7 +73,7 @@ class RoundLoop:
         self._suitability = Suitability(devices, self._state, gangs=not policy.forks)
         self._rates = rates = SuitableRates(rates, self._suitability)
         self._round = Agenda()
-        meetings = self._meetings = Meetings(mix.merge, mix.slot_s)
+        meetings = self.meetings = Meetings(mix.merge, mix.slot_s)
         held = self._held = Occupancy(self._devices, self._state)
         self._views = Views(
             mix, self._suitability, self._state, rates, held, meetings, executor.now, policy.forks
@@ -91,7 +91,6 @@ class RoundLoop:
             executor, tracker, observer, rates, held, meetings, views, errands, foresight, failures
         )
         self.heed, self.settle = self._intake.heed, self._intake.settle
-        self.links = meetings.links  # bytes a second by device, for whoever has measured them
         self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
         # Copies of an unforked job need no merge at the slot's end: where they can, they run on.
         self._lasting = executor.prolongs and not policy.forks
@@ -139,7 +138,7 @@ class RoundLoop:
 
     def _hand_in_s(self, copy: events.CopyStarted) -> float:
         rate = self._rates.gang(copy.job, copy.devices)
-        return self._meetings.hand_in_s(copy.job, copy.device, rate)
+        return self.meetings.hand_in_s(copy.job, copy.device, rate)
 
     def _take_over(self) -> None:
         """Goes on with what the head before this one left: copies under way, results unmerged."""
@@ -147,7 +146,7 @@ class RoundLoop:
         self._executor.adopt(orders)
         for order in orders:
             self._held.hold(replace(order, hand_in=self._mix.merge.hand_in))  # for all we know
-            self._meetings.expect(order.job.id, self._executor.now() + order.seconds)
+            self.meetings.expect(order.job.id, self._executor.now() + order.seconds)
         for job in [job for job in self._state.jobs.values() if not job.is_over]:
             if not self._held.awaited(job):
                 self._intake.commit(job)
@@ -331,7 +330,7 @@ class RoundLoop:
             round_.next_stints.remove(stint)
             round_.gone_ahead.append(stint)
             due = round_.ends_at + slot_s
-            self._meetings.expect(copy.job, due)
+            self.meetings.expect(copy.job, due)
             self._start(stint, due - now, [stint.steps], follows=copy.attempt)
 
     def _may_go_on(self, job: JobState) -> bool:
