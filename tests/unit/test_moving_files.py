@@ -21,7 +21,7 @@ def world() -> World:
 @pytest.fixture
 def orders(world) -> dict[str, CopyOrder]:
     world.tracker.plan_round([])
-    world.loop._meetings.call(0, 0.0, 100.0, slowest=20.0, copies=2)
+    world.loop.meetings.call(0, 0.0, 100.0, slowest=20.0, copies=2)
     orders = {d: world.tracker.hand_out(Stint(0, d, 750), 25.0, [1, 1]) for d in (FAST, FAR)}
     for order in orders.values():
         world.loop._held.hold(order)
@@ -110,5 +110,5 @@ def test_what_measuring_a_model_takes_is_no_cost_of_starting_or_handing_in(world
     result = CopyResult(500, slices, 152.0, 25.0, 0.1, "deadline", evaluate_s=150.0)
     world.loop._intake.take(HandedIn(orders[FAR].attempt, result, "w" * 64, warm, True))
     assert world.loop._held.start_cost_s <= before
-    cost_s = world.loop._meetings._device_cost_s[0][FAR]
+    cost_s = world.loop.meetings._device_cost_s[0][FAR]
     assert cost_s == pytest.approx(200.0 - 25.0 - (150.0 if warm else 152.0))

@@ -15,7 +15,7 @@ def with_copies() -> tuple[World, list[str]]:
         world.tracker.record(events.CopyStarted(0.0, device, 0, number, device, 1, 0, steps))
     for order in world.tracker.under_way():
         world.loop._held.hold(order)
-    world.loop._meetings.expect(0, 5.0)
+    world.loop.meetings.expect(0, 5.0)
     return world, devices
 
 
