@@ -103,7 +103,8 @@ class Wandb:
     def _rows(self, series: str) -> int:
         """How many rows earlier processes left, as wandb reads its own files."""
         name, last = self._id(series), -1
-        for path in self._folder.glob(f"wandb/offline-run-*-{name}/run-{name}.wandb"):
+        # Folders of the same second are told apart by a number at their end.
+        for path in self._folder.glob(f"wandb/offline-run-*-{name}*/run-{name}.wandb"):
             command = [get_core_path(), *_INSPECT, str(path), str(path.parent)]
             done = subprocess.run(command, capture_output=True, timeout=_READ_S, check=True)
             records = map(json.loads, done.stdout.splitlines())
