@@ -170,7 +170,7 @@ class Intake:
             before_s = result.evaluate_s if report.warm else result.start_s
             cost_s = self.executor.now() - started.t - result.train_s - before_s
             if not self.tracker.state.jobs[started.job].generation:
-                cost_s += self.meetings.moved_s(report.attempt)  # later, weights travel both ways
+                cost_s += self.meetings.arriving_s(report.attempt)  # later, they travel both ways
             if math.isfinite(cost_s):  # these times are the node's, and not checked yet
                 self.meetings.learn_device(started.job, started.device, cost_s)
 

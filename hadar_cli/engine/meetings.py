@@ -107,7 +107,7 @@ class Meetings:
         pay = self._that_pay(job, rates, devices, left) if self.costs_differ(job) else None
         if not pay:
             return {}
-        most = max(costs[i] for i in pay)
+        most = max(*(costs[i] for i in pay), _AFFORDABLE * self.slot_s)
         others = ((i, d) for i, d in enumerate(devices) if i not in pay and rates[i])
         return {device: costs[i] for i, device in others if costs[i] > most}
 
@@ -184,6 +184,11 @@ class Meetings:
         """How long files have moved for the copy."""
         move = self._moves.get(attempt)
         return move.moved_s if move else 0.0
+
+    def arriving_s(self, attempt: str) -> float:
+        """How long its result has been arriving: none where one word told of all of it."""
+        move = self._moves.get(attempt)
+        return move.last_at - move.began_at if move and move.began_at else 0.0
 
     def left_s(self, attempt: str) -> float | None:
         """How long the rest of its result will take to arrive, where that can be told."""

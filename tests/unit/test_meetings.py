@@ -8,6 +8,7 @@ from hadar_cli.core.model import EVERY_SLOT, Device, Job, MergeRules, Mix
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
+from hadar_cli.engine.ports import Moving
 from hadar_cli.engine.views import Views
 
 
@@ -207,3 +208,12 @@ def test_whoever_is_asked_to_hand_in_has_the_time_that_its_step_and_hand_ins_tak
     assert them.hand_in_s(0, "far", rate=10.0) == pytest.approx(3 * (5 + 40 + 0.1))
     them.learn_device(0, "far", cost_s=4000.0)
     assert them.hand_in_s(0, "far", rate=10.0) == 600.0
+
+
+def test_one_word_of_a_result_says_nothing_of_how_long_it_travels():
+    them = meetings()
+    them.moved(Moving("quick", 9, 9, is_result=True), 50.0)
+    for second in range(5):
+        them.moved(Moving("slow", second + 1, 5, is_result=True), 50.0 + second)
+    assert them.arriving_s("quick") == 0.0 and them.arriving_s("slow") == 4.0
+    assert them.arriving_s("nobody") == 0.0

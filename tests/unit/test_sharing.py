@@ -51,10 +51,10 @@ def test_steps_shorter_than_the_exchange_are_not_shared_unless_asked_for(view):
     assert all(len(devices) == 2 for devices in plan(TWO_NODES, asked, step_s=0.005))
 
 
-def test_a_small_model_s_short_steps_are_shared_and_a_network_is_dearer_than_a_machine():
+def test_a_small_model_s_steps_are_shared_and_a_network_is_dearer_than_a_machine():
     script = replace(JOB, launch=Launch(script="train.py"))  # of 10 MB, as far as anybody knows
     networked = tuple(replace(node, network="lab") for node in TWO_NODES)
-    for step_s, one, here, lab in ((0.03, JOB, 3, 2), (0.1, JOB, 3, 4), (0.1, script, 3, 2)):
+    for step_s, one, here, lab in ((0.09, JOB, 1, 1), (0.1, JOB, 3, 4), (0.1, script, 3, 2)):
         view = job(job=one, solo_steps=250)
         assert [len(gang) for gang in plan(HERE, view, step_s)] == [here]
         assert [len(gang) for gang in plan(networked, view, step_s)] == [lab]

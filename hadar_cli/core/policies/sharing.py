@@ -16,6 +16,10 @@ from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.model import Device
 from hadar_cli.core.policies.port import JobView, Stint
 
+# Of the fastest device alone. Shorter steps are shared only where the user asks for it: what little
+# is known of an exchange before the first one promises more than processes on busy cores keep.
+LEAST_STEP_S = 0.1
+
 
 def helpful_company(
     view: JobView, best: str, others: Sequence[str], rates: Rates
@@ -26,8 +30,11 @@ def helpful_company(
     takes, as far as it is known, is in a gang's rate. Who asks for sharing gets the best company.
     """
     alone = rates.rate(view.job.id, best)
+    is_asked = view.job.mode == "share"
+    if alone > 0 and not is_asked and 1 / alone < LEAST_STEP_S:
+        return (best,)
     gang, rate = best_company(view.job.id, best, others, rates) if alone > 0 else ((best,), 0.0)
-    if view.job.mode != "share":
+    if not is_asked:
         return gang if rate > GAIN * alone else (best,)
     able = (device for device in others if rates.rate(view.job.id, device) > 0)
     return gang if len(gang) > 1 else (best, *able)
