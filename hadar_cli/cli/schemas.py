@@ -103,11 +103,16 @@ def schema(name: str) -> dict[str, Any]:
     return about | msgspec.json.schema(kind)
 
 
-def publish(folder: Path) -> None:
-    """Writes one file for each schema, of outputs and of files; takes away all others."""
-    folder.mkdir(parents=True, exist_ok=True)
+def published() -> dict[str, str]:
+    """One file for each schema, of outputs and of files, by its name."""
     wanted = {f"{name}.json": text(name) for name in outputs()}
-    wanted |= {f"{kind}.schema.json": files.text(kind) for kind in files.SCHEMAS}
+    return wanted | {f"{kind}.schema.json": files.text(kind) for kind in files.SCHEMAS}
+
+
+def publish(folder: Path) -> None:
+    """Writes all of them; takes away all others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = published()
     for path in folder.glob("*.json"):
         if path.name not in wanted:
             path.unlink()

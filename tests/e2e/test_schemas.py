@@ -87,9 +87,10 @@ def test_every_schema_belongs_to_a_command_here() -> None:
 
 
 def test_published_schemas_are_up_to_date() -> None:
-    wanted = {f"{name}.json": schemas.text(name) for name in schemas.outputs()}
+    wanted = schemas.published()
     found = {path.name: path.read_text() for path in PUBLISHED.glob("*.json")}
-    assert found == wanted, "publish them anew: scripts/schemas"
+    old = {name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)}
+    assert not old, "publish them anew: scripts/schemas"
 
 
 @pytest.mark.parametrize("name", schemas.outputs())

@@ -115,7 +115,7 @@ def test_out_of_memory_means_smaller_micro_batches_first():
 
 
 def test_a_card_too_small_for_a_single_sample_is_avoided_and_the_other_one_trains():
-    world = make_world(make_mix([600, 300]), make_nodes({"large": 1.0, "small": 0.8}))
+    world = make_world(make_mix([1500, 300]), make_nodes({"large": 1.0, "small": 0.8}))
     failing = Failing(
         world,
         lambda o: Loss.OUT_OF_MEMORY if o.device == "small" and o.job.id == 0 else None,
