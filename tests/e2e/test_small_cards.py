@@ -120,6 +120,8 @@ def test_a_broken_job_fails_alone_and_a_small_card_helps_with_micro_batches(lab)
 def test_a_script_that_cannot_be_split_is_kept_off_the_small_card(lab):
     (lab / "itself.py").write_text(BY_ITSELF)
     write_mix(lab, "itself")
+    long = (lab / "mix.yaml").read_text().replace("steps: 900", "steps: 2400")
+    (lab / "mix.yaml").write_text(long)  # the small card tries pieces of five sizes meanwhile
     done = hadar(lab, "run", "mix.yaml", "-n", "nodes.toml", "--no-live")
     assert done.returncode == 0, done.stderr
     happened = journal(lab)
