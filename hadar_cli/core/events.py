@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, get_args
 
 from hadar_cli.core.model import Job
@@ -370,3 +371,18 @@ Event: TypeAlias = (
     | RunFinished
 )
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+#: by kind, its fields that hold one number
+_FIGURES = {
+    kind: tuple(f.name for f in fields(kind) if f.type in ("float", "float | None"))
+    for kind in EVENTS.values()
+}
+
+
+def check_figures(event: Event) -> None:
+    """The journal cannot hold what is no number: it would not be read back."""
+    for name in _FIGURES[type(event)]:
+        value = getattr(event, name)
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{type(event).__name__} has no finite {name}")

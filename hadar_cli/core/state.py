@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import get_args
 
@@ -27,6 +26,8 @@ class RunState:
         self.has_priorities = any(job.priority for job in self.jobs.values())
         #: how often jobs have begun to rest or gone on; who depends on that can tell by it
         self.rests = 0
+        #: paused or cancelled, when that was last asked for
+        self._called_off: list[JobState] = []
         #: the others, in the order in which they ended
         self.ended: list[int] = []
         #: those of them whose final quality is still to be measured
@@ -61,8 +62,8 @@ class RunState:
     @property
     def unwanted(self) -> list[JobState]:
         """Those, and cancelled ones that somebody is still at work on."""
-        jobs = self.jobs.values() if self.rests else self.resting  # or nobody has asked for any
-        return [job for job in jobs if job.is_resting or job.is_unwanted]
+        at_work = [job for job in self._called_off if job.is_unwanted and not job.is_resting]
+        return self.resting + at_work
 
     @property
     def unmeasured(self) -> list[JobState]:
@@ -137,6 +138,7 @@ class RunState:
         self.rests += 1
         self.has_priorities = any(job.priority for job in self.jobs.values())
         self._open = {n: job for n, job in self.jobs.items() if not job.is_over | job.is_resting}
+        self._called_off = [job for job in self.jobs.values() if job.is_unwanted]
 
     @property
     def drained(self) -> set[str]:
@@ -186,7 +188,7 @@ class RunState:
 
     def check(self, event: events.Event) -> None:
         """Raises ValueError or LookupError for an event that contradicts those before it."""
-        _check_figures(event)
+        events.check_figures(event)
         match event:
             case events.CopyStarted():
                 self._check_start(event)
@@ -390,11 +392,3 @@ class RunState:
         assert sorted(self.ended) == sorted(over), "a job ended twice, or was not told"
         unmeasured = {number for number, job in self.jobs.items() if job.is_unmeasured}
         assert self._unmeasured.keys() == unmeasured, "a job's quality is not asked for"
-
-
-def _check_figures(event: events.Event) -> None:
-    """The journal cannot hold what is no number: it would not be read back."""
-    for name in event.__slots__:
-        value = getattr(event, name)
-        if value.__class__ is float and not math.isfinite(value):
-            raise ValueError(f"{type(event).__name__} has no finite {name}")

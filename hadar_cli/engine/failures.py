@@ -79,6 +79,8 @@ class Failures:
 
     def _fails_everywhere(self, job: JobState) -> bool:
         """Whether it has failed on every device that is left to it, and often enough."""
+        if not job.failures and self._suitability.is_everything_allowed:
+            return False
         left = self._suitability.devices_for(job.job.id)
         if not left:
             return True

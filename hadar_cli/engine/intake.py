@@ -276,9 +276,14 @@ class Intake:
 
     def next_deadline(self) -> float:
         """When the first of the copies that are waited for will have been so long enough."""
-        jobs = (self.tracker.state.jobs[number] for number in self._awaited())
-        copies = (copy for job in jobs for copy in self.held.awaited(job))
-        return min(map(self._overdue_at, copies), default=float("inf"))
+        return min(map(self._deadline, self._awaited()), default=math.inf)
+
+    def _deadline(self, job: int) -> float:
+        moved_s = 0.0
+        if self.meetings.is_anything_moving:
+            copies = self.held.awaited(self.tracker.state.jobs[job])
+            moved_s = min(self.meetings.moved_s(copy.attempt) for copy in copies)
+        return self._overdue_at(job) + moved_s
 
     def close_overdue_meetings(self) -> bool:
         """Goes on without copies that are late: a hung machine costs the others only patience."""
@@ -293,17 +298,25 @@ class Intake:
         return closed
 
     def _awaited(self) -> set[int]:
-        """Jobs with copies under way that are not given up yet."""
-        late = self.held.late
-        return {copy.job for copy in self.held.copies() if copy.attempt not in late}
+        """Jobs whose next merge waits for copies that train."""
+        jobs, late = self.tracker.state.jobs, self.held.late
+        return {
+            copy.job
+            for copy in self.held.copies()
+            if copy.attempt not in late and copy.generation == jobs[copy.job].generation
+        }
 
-    def _overdue_at(self, copy: events.CopyStarted) -> float:
-        at = self.meetings.overdue_at(copy.job, self.held.start_cost_s)
-        return at + self.meetings.moved_s(copy.attempt)
+    def _overdue_at(self, job: int) -> float:
+        """When copies are that have nothing on its way."""
+        return self.meetings.overdue_at(job, self.held.start_cost_s)
 
     def _overdue(self, job: JobState) -> list[events.CopyStarted]:
         """Copies that the job's meeting waits for no longer; before it is due there are none."""
-        if self.executor.now() < (self.meetings.due(job.job.id) or 0.0):
+        now, number = self.executor.now(), job.job.id
+        if now < (self.meetings.due(number) or 0.0):
+            return []
+        is_quiet = not self.held.silent and not self.meetings.is_anything_moving
+        if is_quiet and now < self._overdue_at(number):
             return []
         return [copy for copy in self.held.awaited(job) if self._is_overdue(copy, job)]
 
@@ -311,7 +324,7 @@ class Intake:
         """Whether it is late, out of reach (such copies cost the others nothing so), or so long on
         its way that the others would lose more by waiting than it brings."""
         now, due = self.executor.now(), self.meetings.due(job.job.id)
-        if now >= self._overdue_at(copy):
+        if now >= self._overdue_at(copy.job) + self.meetings.moved_s(copy.attempt):
             return True
         if self.held.silent.intersection(copy.devices):
             return now >= (due or 0.0) + _SILENT_PATIENCE_S

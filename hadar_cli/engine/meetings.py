@@ -180,6 +180,10 @@ class Meetings:
                 move.began_at, move.began_with = now, report.done
             move.done, move.total = report.done, report.total
 
+    @property
+    def is_anything_moving(self) -> bool:
+        return bool(self._moves)
+
     def moved_s(self, attempt: str) -> float:
         """How long files have moved for the copy."""
         move = self._moves.get(attempt)

@@ -299,7 +299,7 @@ class RoundLoop:
             seconds = self._state.jobs[stint.job].allowance_s(self._executor.now())
         fits = self._starts.within(stint, seconds)
         order = self._tracker.hand_out(fits, seconds, expected, follows)
-        order = replace(order, shares=self._starts.shares(stint))
+        order = self._starts.shared(order)
         self._stints[order.attempt] = stint
         self._held.hold(order)
         if follows:

@@ -13,6 +13,7 @@ from hadar_cli.core.policies.port import Stint
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
+from hadar_cli.engine.ports import CopyOrder
 from hadar_cli.engine.side_tasks import Errands
 
 LEAST_STINT_S = 0.5
@@ -76,13 +77,14 @@ class Starts:
         if not math.isfinite(seconds):
             return stint
         headroom = _HEADROOM if self.forks else _HEADROOM_ALONE
-        fits = headroom * seconds * self.rates.gang(stint.job, stint.devices)
-        return replace(stint, steps=min(stint.steps, int(fits) + 1))
+        fits = int(headroom * seconds * self.rates.gang(stint.job, stint.devices)) + 1
+        return replace(stint, steps=fits) if fits < stint.steps else stint
 
-    def shares(self, stint: Stint) -> tuple[float, ...]:
-        """What each device takes of a mini-batch, by what is known of them."""
-        rates = [self.rates.rate(stint.job, device) for device in stint.devices]
-        return shares_of(rates, self.state.jobs[stint.job].job.shares)
+    def shared(self, order: CopyOrder) -> CopyOrder:
+        """A gang's order with what each device takes of a mini-batch, by what is known of them."""
+        rates = [self.rates.rate(order.job.id, device) for device in order.gang]
+        shares = shares_of(rates, order.job.shares) if rates else ()
+        return replace(order, shares=shares) if shares else order
 
     def expected_steps(self, job: int, chosen: Sequence[Stint], left: float) -> list[int]:
         """What each of the job's copies, under way or about to start, will bring to the merge."""

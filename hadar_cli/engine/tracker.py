@@ -65,7 +65,7 @@ class Tracker:
     def plan_round(self, stints: Iterable[Stint]) -> None:
         stints = list(stints)
         planned = tuple((s.job, s.device, s.steps) for s in stints)
-        gangs = tuple(s.devices for s in stints if len(s.devices) > 1)
+        gangs = tuple(s.gang for s in stints if len(s.gang) > 1)
         self.record(events.RoundPlanned(self._clock(), self.state.round + 1, planned, gangs))
 
     def hand_out(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
@@ -157,6 +158,10 @@ class _Watched:
         self._held: set[tuple[int, tuple[str, ...]]] = set()
         self._last: list[Stint] = []
         self._lineup = self._misled = Lineup.empty()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Watched:
+        """Another one that remembers nothing yet; the run that it looks at is the same."""
+        return _Watched(deepcopy(self._policy, memo), self._state, self._told)
 
     def plan(self, view: ClusterView) -> list[Stint]:
         if self._told is not None:

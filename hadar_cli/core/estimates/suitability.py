@@ -41,6 +41,9 @@ def require_room(
             )
 
 
+_NONE: frozenset[str] = frozenset()
+
+
 class Suitability:
     """Pairs of jobs and devices, as the inventory says and as the run has found."""
 
@@ -67,7 +70,7 @@ class Suitability:
 
     def allows(self, job: int, devices: Collection[str]) -> bool:
         """Whether the job may train on all of these; never on what the run has left."""
-        if not all(device in self._column for device in devices):
+        if not all(map(self._column.__contains__, devices)):
             return False
         if self.is_everything_allowed:
             return True
@@ -95,11 +98,11 @@ class Suitability:
 
     def _look(self) -> None:
         """Takes in what the run has found since the last look."""
-        lost = frozenset(self._state.lost_devices) if self._has_groups else frozenset()
-        found = (len(self._state.avoided), lost)
-        if found == self._found:
+        lost = frozenset(self._state.lost_devices) if self._has_groups else _NONE
+        avoided = len(self._state.avoided)
+        if avoided == self._found[0] and lost == self._found[1]:
             return
-        self._found, self._allowed = found, self._roomy.copy()
+        self._found, self._allowed = (avoided, lost), self._roomy.copy()
         for job, device in self._state.avoided:
             if device in self._column:
                 self._allowed[self._row[job], self._column[device]] = False
