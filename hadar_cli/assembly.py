@@ -38,6 +38,7 @@ from hadar_cli.project.packing import CodePacker
 from hadar_cli.project.requirements import read_requirements
 from hadar_cli.runs.consolidation import StoreConsolidator
 from hadar_cli.runs.desk import Desk, RunChanged
+from hadar_cli.runs.finished_models import add_beside
 from hadar_cli.runs.housekeeping import Housekeeper
 from hadar_cli.runs.leaders import Leaders
 from hadar_cli.runs.store import (
@@ -252,7 +253,10 @@ class _Homecoming(Observer):
                 wanted.setdefault(node, []).append(self._state.jobs[number].job)
         # A machine that is gone took what was left there along: no other is rented to look for it.
         ways = [self._visit(one.node) if one.node.aws else one for one in self._connections]
-        return bring_home(ways, wanted, self._folder)
+        problems = bring_home(ways, wanted, self._folder)
+        for job in (job for jobs in wanted.values() for job in jobs):
+            add_beside(self._folder / job.name, self._store.directory / "models" / job.name)
+        return problems
 
 
 def _give_back(connections: Sequence[Connection]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from hadar_cli.node.contract import BESIDE_MODEL
 from hadar_cli.weights.safetensors_file import DTYPES, Array, Checkpoint, Tensor, write
 
 _BLOCK = 1 << 20  # elements
@@ -91,6 +92,17 @@ def export_pretrained(checkpoint: Path, folder: Path) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     return True
+
+
+def add_beside(out: Path, folder: Path) -> None:
+    """Puts what a script left for its model, a tokenizer's files, into the model's folder; nothing
+    that is there already is replaced."""
+    left = out / BESIDE_MODEL
+    if not left.is_dir() or not folder.is_dir():
+        return
+    for path in sorted(left.iterdir()):
+        if path.is_file() and not path.is_symlink() and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
 
 
 def _is_sound(told: dict[str, Any]) -> bool:

@@ -10,7 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from hadar_cli.core.steps import StepSet, all_steps
 from hadar_cli.node.contract import Order
 from hadar_cli.node.slices import before, numbers, skip, take
-from hadar_cli.node.training.batches import NOT_SAID, MapSource, StreamSource, source_of
+from hadar_cli.node.training.batches import NOT_SAID, MapSource, source_of
+from hadar_cli.node.training.streams import StreamSource
 
 torch.set_num_threads(1)
 

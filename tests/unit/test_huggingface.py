@@ -1,17 +1,25 @@
 """Hugging Face's Trainer, TRL's and PEFT's models: on one device exactly as by hand."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
+    AutoTokenizer,
     EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
     Trainer,
     TrainerCallback,
     TrainingArguments,
 )
 
 from hadar_cli import huggingface
+from hadar_cli.runs.finished_models import add_beside, export_pretrained
 from tests.support.orders import Orders, keep_sigterm
 
 torch.set_num_threads(1)
@@ -121,6 +129,28 @@ def test_on_one_device_it_trains_as_by_hand(words, tmp_path, monkeypatch):
     assert under.epochs == by_hand.epochs
     close(orders.weights(), plain.model.state_dict())
     assert orders.results()[-1]["evaluation"]["eval_loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_tokenizer_comes_home_with_the_model(tmp_path, monkeypatch):
+    words = Tokenizer(WordLevel({"[UNK]": 0, "green": 1, "tea": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+    out, folder = tmp_path / "home", tmp_path / "models" / "job"
+    monkeypatch.setenv("HADAR_OUT", str(out))
+    orders = Orders(tmp_path, monkeypatch, 1)
+    (order,) = orders.process((0, 1))
+    made = trainer(tmp_path)
+    made.processing_class = tokenizer
+    huggingface.train(made)
+
+    folder.parent.mkdir()
+    assert export_pretrained(Path(order["HADAR_CKPT_OUT"]), folder)
+    config = (folder / "config.json").read_text()
+    (out / "pretrained" / "config.json").write_text("not this one")
+    add_beside(out, folder)
+    assert AutoTokenizer.from_pretrained(folder)("tea green?")["input_ids"] == [2, 0]
+    assert (folder / "config.json").read_text() == config
+    add_beside(tmp_path / "nothing left", folder)
 
 
 def test_what_a_trainer_has_trained_when_it_stops_early_is_the_jobs_result(tmp_path, monkeypatch):

@@ -284,6 +284,26 @@ def test_sigterm_saves_and_leaves(order, tmp_path):
         assert torch.equal(file.get_tensor("model/0/weight"), script.model.weight.detach())
 
 
+def test_sigterm_ends_reading_past_what_others_train(order):
+    """A stream is read up to a copy's steps: with a slow one that takes long."""
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            for number in range(1_000):
+                if number == 10:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                yield torch.tensor([float(number)])
+                assert number < 12, "it reads on"
+
+    placed = order(STEPS=100, SLICES="400:500")
+    model = torch.nn.Linear(1, 1)
+    with training(model, torch.optim.SGD(model.parameters(), 0.1)) as t:
+        for x in t.loader(Stream(), batch_size=2):
+            t.step(model(x).mean())
+    result = result_of(placed)
+    assert (result["steps"], result["stopped"], result["waiting"]) == (0, "signal", False)
+
+
 def test_an_error_in_the_loop_leaves_no_result(order):
     placed = order()
     script = Script()
@@ -892,6 +912,23 @@ def test_a_data_set_needs_a_batch_size_and_a_loader_none():
             t.loader(Numbers(4))
         with pytest.raises(TypeError, match="brings its own"):
             t.loader(DataLoader(Numbers(4)), batch_size=2)
+
+
+def test_what_one_iterates_without_a_loader_draws_no_random_number(order):
+    def drawn() -> float:
+        torch.manual_seed(3)
+        model = torch.nn.Linear(1, 1)
+        with training(model, torch.optim.SGD(model.parameters(), 0.1)) as t:
+            for step in t.loader(range(0, 20, 4), batch_size=None, shuffle=False):
+                t.step(model(torch.tensor([float(step)])).mean())
+        return float(torch.rand(()))
+
+    torch.manual_seed(3)
+    torch.nn.Linear(1, 1)
+    expected = float(torch.rand(()))
+    assert drawn() == expected
+    order()
+    assert drawn() == expected
 
 
 def test_a_stream_is_read_to_its_end_by_hand_and_by_steps_under_orders(order, monkeypatch):

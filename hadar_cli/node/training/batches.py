@@ -6,7 +6,8 @@ A step is one update: one mini-batch, or several whose gradients are accumulated
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any, Protocol
 
@@ -20,15 +21,14 @@ from hadar_cli.node.training.plans import (
     Drawn,
     Plan,
     chain_of,
-    epoch_seed,
     flat,
     plan_of,
     seeded,
     set_epoch,
     unseeded,
 )
-from hadar_cli.node.training.randomness import Randomness
-from hadar_cli.node.training.splitting import NO_SAMPLES, parts_by
+from hadar_cli.node.training.splitting import NO_SAMPLES
+from hadar_cli.node.training.streams import StreamSource
 
 # What a script's own DataLoader hands over to the one that takes its place.
 _CARRIED = (
@@ -63,7 +63,10 @@ def source_of(
         batch_size = 1  # torch's word for "not said"
     own_order = isinstance(data, IterableDataset) or {"sampler", "batch_sampler"} & options.keys()
     options.setdefault("shuffle", not own_order)
-    return _source_of_loader(DataLoader(data, batch_size, **options), seed)
+    loader = DataLoader(data, batch_size, **options)
+    if batch_size is None and isinstance(data, (range, list, tuple)) and not loader.generator:
+        loader.generator = torch.Generator()  # by hand one iterates these, and nothing is drawn
+    return _source_of_loader(loader, seed)
 
 
 def _source_of_loader(loader: DataLoader[Any], seed: int) -> MapSource | StreamSource:
@@ -83,13 +86,22 @@ def _source_of_loader(loader: DataLoader[Any], seed: int) -> MapSource | StreamS
 class Group:
     """The mini-batches of one update, read one by one, as a loop by hand asks for them.
 
-    ``begin`` is called when the first is asked for: an order may be over before that.
+    ``begin`` is called when the first is asked for: an order may be over before that. ``reach``
+    reads a stream up to them.
     """
 
     def __init__(
-        self, count: int, batches: Iterator[Any], begin: Callable[[], None] | None = None
+        self,
+        count: int,
+        batches: Iterator[Any],
+        begin: Callable[[], None] | None = None,
+        reach: Callable[[Callable[[], bool]], bool] | None = None,
     ) -> None:
-        self._count, self._batches, self._begin = count, batches, begin
+        self._count, self._batches, self._begin, self._reach = count, batches, begin, reach
+
+    def reach(self, goes_on: Callable[[], bool]) -> bool:
+        """Reads what other copies train, which may take long; False if it was called off."""
+        return self._reach is None or self._reach(goes_on)
 
     def __len__(self) -> int:
         return self._count
@@ -116,7 +128,8 @@ class Steps:
         for step in numbers(slices):
             is_new = self.per_epoch and step % self.per_epoch == 0 and step != slices[0][0]
             begin = self.source.begin_epoch if is_new else None
-            yield Group(self.first_of(step + 1) - self.first_of(step), batches, begin)
+            first, end = self.first_of(step), self.first_of(step + 1)
+            yield Group(end - first, batches, begin, partial(self.source.reach, first))
 
     def once(self, epoch: int) -> Iterator[Group]:
         """One epoch, or pass over a stream, for scripts run by hand."""
@@ -204,6 +217,10 @@ class MapSource:
                 self.begin_epoch()
         yield from batches
 
+    def reach(self, number: int, goes_on: Callable[[], bool]) -> bool:
+        """Every batch is at hand."""
+        return True
+
     def begin_epoch(self) -> None:
         """Draws what the script's own loader would by hand."""
         if self._draws_globally:
@@ -251,82 +268,6 @@ class _Steps:
 
     def __len__(self) -> int:
         return sum(end - first for first, end in self.slices)
-
-
-class StreamSource:
-    """Batches that can only be read one after another: step k is the k-th one read.
-
-    Steps of other copies are read and thrown away; after its end the stream is read again, as the
-    next epoch. It is read with random numbers of its own, the same ones on every copy.
-    """
-
-    def __init__(
-        self, stream: Iterable[Any], dataset: Any, batch_size: int | None, seed: int
-    ) -> None:
-        self._stream, self._dataset, self._batch_size = stream, dataset, batch_size
-        try:
-            self.per_epoch: int | None = len(stream)  # type: ignore[arg-type]
-        except TypeError:
-            self.per_epoch = None
-        self._seed, self._randomness = seed, Randomness(seed)
-        self._next, self._epoch = 0, -1
-        self._reading: Iterator[Any] | None = None
-
-    def batches(self, slices: Slices, cutter: Cutter | None = None) -> Iterator[Any]:
-        if not cutter:
-            return self._batches(slices)
-        return parts_by(cutter, self._batches(slices), self._batch_size)
-
-    def _batches(self, slices: Slices) -> Iterator[Any]:
-        for step in numbers(slices):
-            self._approach(step)
-            while self._next < step:
-                self._read()
-            yield self._read()
-
-    def begin_epoch(self) -> None:
-        """Nothing is drawn that is not its own."""
-
-    def once(self, epoch: int) -> Iterator[Any]:
-        """One pass, for scripts run by hand."""
-        self._start(self._epoch + 1, self._next)
-        while (batch := self._next_or_end()) is not _END:
-            yield batch
-
-    def samples_in(self, slices: Slices) -> int:
-        return (self._batch_size or 1) * sum(end - first for first, end in slices)
-
-    def first_samples(self, slices: Slices) -> list[int]:
-        return []
-
-    def _approach(self, step: int) -> None:
-        """Starts anew where the step lies behind, or in a later epoch whose start is known."""
-        epoch = step // self.per_epoch if self.per_epoch else 0
-        behind = step < self._next
-        if self._reading is None or behind or (self.per_epoch and epoch > self._epoch):
-            self._start(epoch, epoch * (self.per_epoch or 0))
-
-    def _start(self, epoch: int, first: int) -> None:
-        self._epoch, self._next = epoch, first
-        self._randomness = Randomness(epoch_seed(self._seed, epoch))
-        with self._randomness:
-            set_epoch(self._dataset, epoch)
-            self._reading = iter(self._stream)
-
-    def _read(self) -> Any:
-        batch = self._next_or_end()
-        if batch is _END:
-            self._start(self._epoch + 1, self._next)
-            batch = self._next_or_end()
-            if batch is _END:
-                raise ValueError("the data stream is empty")
-        self._next += 1
-        return batch
-
-    def _next_or_end(self) -> Any:
-        assert self._reading is not None
-        with self._randomness:
-            return next(self._reading, _END)
 
 
 class _Batches(Protocol):

@@ -263,7 +263,7 @@ class Training:
 
     def _train(self, source: Steps, slices: Slices) -> Iterator[Group]:
         for group in source.groups(slices, self.company.cutter):
-            if self.company.is_over(self._now.steps):
+            if self.company.is_over(self._now.steps) or not group.reach(self._is_wanted):
                 return
             yield from self._one(group)
 
@@ -350,6 +350,10 @@ class Training:
         if self._told_to_leave:
             return SIGNAL
         return LATE if self._now.is_late(steps) else GO
+
+    def _is_wanted(self) -> bool:
+        """Whether to read on up to its next step; a gang's members leave together."""
+        return not self._told_to_leave or self.company.cutter is not None
 
     def _stopped_because(self) -> str:
         self._stopping |= self.company.is_done

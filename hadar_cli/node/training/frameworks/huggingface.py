@@ -8,13 +8,15 @@ update, as the Trainer counts them. Checkpoints are hadar's.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from hadar_cli.node.contract import is_under_orders, job_seed, total_steps
+from hadar_cli.node.contract import BESIDE_MODEL, OUT, is_under_orders, job_seed, total_steps
 from hadar_cli.node.training.batches import Steps
 from hadar_cli.node.training.context import Training, training
 from hadar_cli.node.training.plans import give_generators
@@ -42,10 +44,21 @@ def train(trainer: Trainer, **options: Any) -> Any:
     orders = _Orders(seeded_loader(), trainer.args)
     trainer.get_train_dataloader = lambda: orders
     _take_over(trainer, orders)
+    _leave_tokenizer(trainer)
     output = trainer.train(**options)
     assert orders.training is not None
     orders.training.finish()  # where the Trainer has stopped early
     return output
+
+
+def _leave_tokenizer(trainer: Trainer) -> None:
+    """Leaves the tokenizer or processor for the finished model's folder, as the Trainer saves it
+    with every checkpoint of its own."""
+    owner = getattr(trainer, "data_collator", None)
+    found: Any = getattr(trainer, "processing_class", None) or getattr(owner, "tokenizer", None)
+    folder = os.environ.get(OUT)
+    if folder and hasattr(found, "save_pretrained"):
+        found.save_pretrained(Path(folder) / BESIDE_MODEL)
 
 
 def _take_over(trainer: Trainer, orders: _Orders) -> None:
