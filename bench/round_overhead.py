@@ -94,6 +94,7 @@ def measure(mb: int, nodes: int, steps: int) -> tuple[list[float], list[float]]:
         work = Path(folder)
         inventory = Path(lab.inventory).read_text()
         lines = [line for line in inventory.splitlines() if not line.startswith("emulate")]
+        lines.insert(lines.index("[defaults]") + 1, "max_gpu_mem = 1")  # there is no card to ask
         (work / "nodes.toml").write_text("\n".join(lines))
         (work / "train.py").write_text(SCRIPT.format(width=width))
         (work / "mix.yaml").write_text(MIX.format(steps=steps))

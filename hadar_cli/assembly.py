@@ -202,11 +202,11 @@ def _look_around(
     links: dict[str, float] = {}  # by node
     is_choice = policy.forks and len(facts.nodes) > 1
     wanted = (DEADLINE_S, links) if is_choice else ()
-    for device, why in find_objections(facts.nodes, store.directory.parent, *wanted).items():
-        tracker.lose_device(device, Absence.TAKEN, why)
-    for one in devices_of(facts.nodes):
-        if one.node in links:
-            loop.meetings.links[one.name] = links[one.node]
+    for device, one in find_objections(facts.nodes, store.directory.parent, *wanted).items():
+        tracker.lose_device(device, one.reason, one.why)
+    for there in devices_of(facts.nodes):
+        if there.node in links:
+            loop.meetings.links[there.name] = links[there.node]
 
 
 class _Homecoming(Observer):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hadar_cli.core.model import Device, Node
+from hadar_cli.core.reasons import Absence
 
 # A desktop session or an idle notebook holds less; a training run holds more.
 DEFAULT_MAX_GPU_MEM = 0.1
@@ -37,16 +38,24 @@ class GpuUse:
         return self.index == device.card
 
 
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a device should be left alone now."""
+
+    why: str
+    reason: Absence = Absence.TAKEN
+
+
 def objection(
     node: Node, device: Device, gpus: Sequence[GpuUse], minute_of_day: int | None
-) -> str | None:
+) -> Objection | None:
     """Why the device should be left alone now, None if it may be used.
 
     ``gpus`` and ``minute_of_day`` (the node's own local time) are as the node reports them. A GPU
     of which nothing is known may be anyone's: it is left alone unless ``max_gpu_mem`` is 1.
     """
     if node.hours and minute_of_day is not None and not is_within(node.hours, minute_of_day):
-        return f"outside its hours, {node.hours} (there it is {_clock(minute_of_day)})"
+        return Objection(f"outside its hours, {node.hours} (there it is {_clock(minute_of_day)})")
     if device.emulated_speed or not device.gpu or node.is_allotted:
         return None
     limit = DEFAULT_MAX_GPU_MEM if node.max_gpu_mem is None else node.max_gpu_mem
@@ -55,11 +64,12 @@ def objection(
         return None
     share = found[0].others_share if found else None
     if share is None:
-        return "who uses it cannot be told there; max_gpu_mem = 1 uses it all the same"
+        why = "who uses it cannot be told there; max_gpu_mem = 1 uses it all the same"
+        return Objection(why, Absence.UNTOLD)
     if share > limit:
         who = " and ".join(found[0].others) or "others"
         verb = "holds" if len(found[0].others) == 1 else "hold"
-        return f"{who} {verb} {share:.0%} of its memory, more than {limit:.0%}"
+        return Objection(f"{who} {verb} {share:.0%} of its memory, more than {limit:.0%}")
     return None
 
 

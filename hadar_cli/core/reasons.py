@@ -88,6 +88,7 @@ class Absence(str, Enum):
     AWAITED = "awaited"  # its node is promised by a scheduler, and not there yet
     REFUSED = "refused"  # for security
     TAKEN = "taken"  # somebody else uses it, or its hours are over
+    UNTOLD = "untold"  # whether somebody else uses it cannot be told
     UNFIT = "unfit"  # it lacks what every job needs
     UNPREPARED = "unprepared"  # what its jobs need could not be put there
     FAILING = "failing"  # copy after copy fails there
@@ -96,7 +97,12 @@ class Absence(str, Enum):
     @property
     def will_end(self) -> bool:
         """Whether the device comes back if only one waits."""
-        return self in (Absence.AWAITED, Absence.TAKEN)
+        return self is Absence.AWAITED or self.is_polite
+
+    @property
+    def is_polite(self) -> bool:
+        """Whether it is left to whoever else may need it."""
+        return self in (Absence.TAKEN, Absence.UNTOLD)
 
 
 _LOSSES = {

@@ -91,8 +91,14 @@ class Failures:
 def next_chance(
     state: RunState, suitability: Suitability, is_any_idle: bool, now: float, tick_s: float
 ) -> float:
-    """When something may be started again, now that nothing can; raises if nothing ever will."""
-    if not is_any_idle and any(loss.reason.will_end for loss in state.lost_devices.values()):
+    """When something may be started again, now that nothing can; raises if nothing ever will.
+
+    Who uses a card may not be told for a moment; where it never was, that will not change.
+    """
+    reasons = {loss.reason for loss in state.lost_devices.values()}
+    if not state.started:
+        reasons.discard(Absence.UNTOLD)
+    if not is_any_idle and any(reason.will_end for reason in reasons):
         return now + tick_s
     arrivals = [job.job.arrives_s for job in state.unfinished if job.job.arrives_s > now]
     if not arrivals or not is_any_idle:
@@ -112,9 +118,7 @@ def _explain_idleness(state: RunState, suitability: Suitability, is_any_idle: bo
     names = [repr(job.job.name) for job in jobs]
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     waiting = ", ".join([*names[:_NAMED], *more])
-    whys = {device: one.why for device, one in lost.items()}
-    whys |= {d: one.why for (job, d), one in state.avoided.items() if job == jobs[0].job.id}
-    reasons = "; ".join(f"{device}: {why}" for device, why in whys.items())
+    reasons = _reasons(state, jobs[0].job)
     what = f"no device is left for job {waiting} ({reasons or 'none is large enough'})"
     if lost and all(loss.reason is Absence.REFUSED for loss in lost.values()):
         return RefusedError(what)
@@ -123,14 +127,21 @@ def _explain_idleness(state: RunState, suitability: Suitability, is_any_idle: bo
 
 def _explain_narrowness(job: Job, left: list[str], state: RunState) -> UnfinishedError:
     """A gang that cannot come together any more."""
-    whys = {device: one.why for device, one in state.lost_devices.items()}
-    whys |= {d: one.why for (number, d), one in state.avoided.items() if number == job.id}
-    reasons = "; ".join(f"{device}: {why}" for device, why in whys.items())
-    count = job.least_gpus
+    count, reasons = job.least_gpus, _reasons(state, job)
     devices = f"{count} devices at once, and only {', '.join(left)} of those that reach each other"
     what = f"job {job.name!r} asks for {devices} is left ({reasons or 'none of the others fits'})"
     fix = "elastic: true in the mix lets a job run on fewer; or: hadar resume --nodes FILE"
     return UnfinishedError(what, fix=fix)
+
+
+def _reasons(state: RunState, job: Job) -> str:
+    """Why devices cannot train the job, each reason told once."""
+    whys = {device: one.why for device, one in state.lost_devices.items()}
+    whys |= {d: one.why for (number, d), one in state.avoided.items() if number == job.id}
+    devices: dict[str, list[str]] = {}
+    for device, why in whys.items():
+        devices.setdefault(why, []).append(device)
+    return "; ".join(f"{', '.join(names)}: {why}" for why, names in devices.items())
 
 
 def require_end(state: RunState) -> None:

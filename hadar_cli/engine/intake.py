@@ -9,7 +9,6 @@ from hadar_cli.core import events
 from hadar_cli.core.estimates.gangs import speeds_seen, tells_speed
 from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.policies.promotion import decide
-from hadar_cli.core.reasons import Absence
 from hadar_cli.core.state import JobState
 from hadar_cli.engine.failures import Failures
 from hadar_cli.engine.foresight import Foresight
@@ -95,10 +94,10 @@ class Intake:
                     self.tracker.record(events.DeviceReturned(now, device))
             case DeviceTaken():
                 if report.device not in self.tracker.state.lost_devices:
-                    self.tracker.lose_device(report.device, Absence.TAKEN, report.why)
+                    self.tracker.lose_device(report.device, report.reason, report.why)
             case DeviceFree():
                 lost = self.tracker.state.lost_devices.get(report.device)
-                if lost and lost.reason is Absence.TAKEN:
+                if lost and lost.reason.is_polite:
                     self.tracker.record(events.DeviceReturned(now, report.device))
             case DeviceWanted():
                 self.tracker.record(events.DeviceWanted(now, report.device, report.by))

@@ -139,6 +139,7 @@ class DeviceTaken:
 
     device: str
     why: str
+    reason: Absence = Absence.TAKEN
 
 
 @dataclass(frozen=True, slots=True)

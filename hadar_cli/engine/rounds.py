@@ -75,17 +75,16 @@ class RoundLoop:
         self._round = Agenda()
         meetings = self.meetings = Meetings(mix.merge, mix.slot_s)
         held = self._held = Occupancy(self._devices, self._state)
-        self._views = Views(
+        views = self._views = Views(
             mix, self._suitability, self._state, rates, held, meetings, executor.now, policy.forks
         )
-        self._foresight = Foresight(self._state, held, self._views, rates)
+        foresight = self._foresight = Foresight(self._state, held, views, rates)
         self._errands = Errands(tracker, executor, held, rates)
         state, errands, suits = self._state, self._errands, self._suitability
         self._views.stays = self._errands.stays
         self._starts = Starts(
             mix.slot_s, policy.forks, executor.now, state, held, meetings, errands, rates, suits
         )
-        views, foresight = self._views, self._foresight
         failures = Failures(tracker, held, suits, policy.forks)
         self._intake = Intake(
             executor, tracker, observer, rates, held, meetings, views, errands, foresight, failures
@@ -130,8 +129,7 @@ class RoundLoop:
             passed_s = self._executor.now() - began
             if passed_s >= (most_s if held.busy else _RECALL_S) and not held.merging:
                 break
-            for report in self._executor.wait(self._executor.now() + _RECALL_TICK_S):
-                self._take(report)
+            self._hear(self._executor.now() + _RECALL_TICK_S)
             self._observer.tick()
         left = {device: held.progress.get(attempt, 0) for device, attempt in held.busy.items()}
         self._tracker.record(events.RunStopped(self._executor.now(), why, left))
@@ -177,9 +175,7 @@ class RoundLoop:
         if self._held.is_empty and not self._held.merging and not has_ended:
             self._wait_for_work()
         while self._goes_on():
-            reports = self._executor.wait(self._next_look())
-            for report in reports:
-                self._take(report)
+            reports = self._hear(self._next_look())
             is_news = not self._lasting and self._intake.close_overdue_meetings()
             if is_news or not all(isinstance(r, _NO_NEWS) for r in reports):
                 self._keep_devices_busy()
@@ -209,8 +205,8 @@ class RoundLoop:
         tick = self._executor.now() + self._executor.tick_s
         if self._lasting:
             return min(tick, self._round.ends_at)
-        ahead = [] if self._round.is_planned_ahead else [self._send_ahead_at]
-        return min([tick, *ahead, self._intake.next_deadline()])
+        ahead_at = math.inf if self._round.is_planned_ahead else self._send_ahead_at
+        return min(tick, ahead_at, self._intake.next_deadline())
 
     def _reassign(self, stints: Sequence[Stint]) -> list[Stint]:
         """Leaves gangs that stay together at work, recalls the others; returns what is to start."""
@@ -221,8 +217,7 @@ class RoundLoop:
         recalled = sorted(a for a, job in training.items() if stays.get(job) != held[job])
         self._executor.recall(recalled)
         while any(attempt in training for attempt in recalled):
-            for report in self._executor.wait(self._executor.now() + self._executor.tick_s):
-                self._take(report)
+            self._hear(self._executor.now() + self._executor.tick_s)
         return [stint for stint in stints if held.get(stint.job) != stint.devices]
 
     def _keep_devices_busy(self) -> None:
@@ -344,8 +339,7 @@ class RoundLoop:
         if not idle or not self._held.busy:
             return
         stints = self._policy.plan(self._views.of(idle, self._mix.slot_s, past_solo=True))
-        next_job = {stint.device: stint.job for stint in reversed(stints)}
-        for device, job in next_job.items():
+        for device, job in {stint.device: stint.job for stint in reversed(stints)}.items():
             self._errands.prepare(device, self._state.jobs[job])
 
     def _is_of_use(self, device: str) -> bool:
@@ -361,6 +355,12 @@ class RoundLoop:
             self._errands.prepare(device, self._state.jobs[stint.job])
 
     # -- what comes back ---------------------------------------------------------------------
+
+    def _hear(self, until: float) -> Sequence[Report]:
+        reports = self._executor.wait(until)
+        for report in reports:
+            self._take(report)
+        return reports
 
     def _take(self, report: Report) -> None:
         match report:
@@ -379,13 +379,13 @@ class RoundLoop:
 
     def _wait_for_work(self) -> None:
         """Nothing could be started: the next job arrives later, or there is no device for it."""
-        now, tick_s = self._executor.now(), self._executor.tick_s
-        then = next_chance(self._state, self._suitability, bool(self._held.idle()), now, tick_s)
-        while self._executor.now() < then:
-            tick = self._executor.now() + tick_s
-            for report in self._executor.wait(min(then, tick)):
-                self._take(report)
+        is_any_idle, tick_s, is_over = bool(self._held.idle()), self._executor.tick_s, False
+        while not is_over and (self._state.unfinished or self._state.unmeasured):
+            now = self._executor.now()
+            then = next_chance(self._state, self._suitability, is_any_idle, now, tick_s)
+            self._hear(min(then, now + tick_s))
             self._observer.tick()
+            is_over = self._executor.now() >= then if is_any_idle else bool(self._held.idle())
 
     # -- devices without a copy --------------------------------------------------------------
 

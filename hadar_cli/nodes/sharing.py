@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hadar_cli.core.model import Device, Node
-from hadar_cli.core.politeness import GpuUse, objection
+from hadar_cli.core.politeness import GpuUse, Objection, objection
 from hadar_cli.engine.ports import DeviceFree, DeviceTaken, DeviceWanted
 from hadar_cli.nodes.wire import Message, read_as, said
 
@@ -89,15 +89,15 @@ class Sharing:
             before = self._is_taken.get(device.name)
             self._is_taken[device.name] = why is not None
             if why and not before:
-                yield DeviceTaken(device.name, why)
+                yield DeviceTaken(device.name, why.why, why.reason)
             elif not why and before is not False:
                 yield DeviceFree(device.name)
             yield from self._wanted(device)
 
-    def _objection(self, device: Device) -> str | None:
+    def _objection(self, device: Device) -> Objection | None:
         turn = (self._turns or {}).get(device.index)
         if turn and turn.why:
-            return said(turn.why)
+            return Objection(said(turn.why))
         use = self._use
         return objection(self._node, device, use.gpus, use.minute_of_day) if use else None
 

@@ -185,6 +185,10 @@ def device_lost(
     """The loss of a device that held these copies."""
     if event.reason is Absence.AWAITED:
         return plain(f"{event.device} is waited for: {event.why}", _LONGEST_LINE)
+    copies = list(copies)
+    if event.reason.is_polite:
+        after = ", so its copy hands in" if copies else ""
+        return plain(f"{event.device} is left alone{after}: {event.why}", _LONGEST_LINE)
     held = [f"{count(copy.quota, 'step')} of {_job(state, copy.job)}" for copy in copies]
     after = f"its {listed(held)} go back to the pool" if held else "the others take its work"
     lost = f"{event.device} lost; {after} ({plain(event.why, _LONGEST)})"

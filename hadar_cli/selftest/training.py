@@ -14,7 +14,6 @@ from pathlib import Path
 from hadar_cli import __version__
 from hadar_cli.core.events import DeviceLost, WeightsMerged
 from hadar_cli.core.model import Job, Launch, Mix, Node
-from hadar_cli.core.reasons import Absence
 from hadar_cli.runs.store import RunFacts, RunStore, read_journal, read_state
 from hadar_cli.selftest.findings import ALL, Finding
 from hadar_cli.trial.speeds import Measured, measure, measuring, train_exactly
@@ -151,7 +150,7 @@ def _lost_devices(store: RunStore) -> Iterator[Finding]:
     """The others may have done its steps: what a device could not do is told all the same."""
     lost = {e.device: e for e in read_journal(store.journal_path) if isinstance(e, DeviceLost)}
     for device, event in lost.items():
-        holds = None if event.reason is Absence.TAKEN else False
+        holds = None if event.reason.is_polite else False
         yield Finding(device, _RUN, holds, f"it was lost on the way: {event.why}", _FIX)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hadar_cli.core.model import Node
-from hadar_cli.core.politeness import GpuUse, objection
+from hadar_cli.core.politeness import GpuUse, Objection, objection
 from hadar_cli.errors import HadarError, RefusedError
 from hadar_cli.nodes.wire import read_as
 from hadar_cli.transports import check_request
@@ -164,7 +164,7 @@ def find_objections(
     runs: Path,
     deadline_s: float = DEADLINE_S,
     links: dict[str, float] | None = None,
-) -> dict[str, str]:
+) -> dict[str, Objection]:
     """Devices that a run which starts now should leave to others, and why.
 
     Asks only nodes that have something to say: real GPUs, or hours. A node that cannot be
@@ -173,7 +173,7 @@ def find_objections(
     as long.
     """
 
-    def look(node: Node) -> dict[str, str]:
+    def look(node: Node) -> dict[str, Objection]:
         with visiting(node, runs, deadline_s) as visit:
             objections = _objections(node, read_facts(visit)) if _has_a_say(node) else {}
             if links is not None and not node.is_local:
@@ -182,7 +182,7 @@ def find_objections(
 
     asked = [node for node in nodes if not node.is_allotted and _has_a_say(node)]
     others = [n for n in nodes if links is not None and n not in asked and _has_a_link(n)]
-    found: dict[str, str] = {}
+    found: dict[str, Objection] = {}
     answers = on_all([*asked, *others], look, deadline_s if asked else _LINKS_S)
     for _, result in answers:
         if not isinstance(result, Exception):
@@ -301,7 +301,7 @@ def _judge(seen: Inspection, facts: Facts) -> None:
         seen.notes.append(f"its clock is {abs(seen.clock_skew_s):.0f} s {ahead}; training is fine")
     if seen.leftovers and seen.leftovers.processes:
         seen.notes.append(f"processes of runs that live there: {seen.leftovers.processes}")
-    seen.left_alone = _objections(seen.node, facts)
+    seen.left_alone = {d: one.why for d, one in _objections(seen.node, facts).items()}
 
 
 def _torch_problems(node: Node, torch: Torch) -> Iterator[Problem]:
@@ -336,7 +336,7 @@ def _gpu_problems(seen: Inspection) -> Iterator[Problem]:
         )
 
 
-def _objections(node: Node, facts: Facts) -> dict[str, str]:
+def _objections(node: Node, facts: Facts) -> dict[str, Objection]:
     found = {
         device.name: objection(node, device, facts.gpus, facts.minute_of_day)
         for device in node.devices

@@ -7,7 +7,7 @@ import pytest
 from hadar_cli.core import events
 from hadar_cli.core.model import PolicyChoice
 from hadar_cli.core.reasons import Absence, Loss
-from hadar_cli.engine.ports import CopyOrder, Failed, NodeGone
+from hadar_cli.engine.ports import CopyOrder, DeviceFree, DeviceTaken, Failed, NodeGone
 from hadar_cli.errors import UnfinishedError
 from tests.support.worlds import World, make_mix, make_nodes, make_world
 
@@ -201,3 +201,40 @@ def test_a_run_without_any_device_names_its_jobs_and_why_each_device_is_lost():
     told = str(caught.value)
     assert told.startswith("no device is left for job 'job-0', 'job-1', 'job-2', 2 more (")
     assert all(f"{device}: {device} is no more" in told for device in world.loop._devices)
+
+
+def lose_all(world: World, reason: Absence) -> list[str]:
+    names = [device.name for node in world.nodes for device in node.devices]
+    for name in names:
+        world.tracker.lose_device(name, reason, "a colleague")
+    return names
+
+
+def test_while_every_device_is_a_colleagues_nothing_is_planned_and_then_all_is_trained():
+    world = make_world(make_mix([300]))
+    world.executor.tick_s = 0.5
+    names = lose_all(world, Absence.TAKEN)
+    world.executor._schedule(3600.0, DeviceFree(names[0]))
+    world.loop.run()
+    assert world.state.jobs[0].is_trained
+    waited = [e for e in happened(world, events.RoundPlanned) if e.t < 3600.0]
+    assert len(waited) == 1  # the journal of a long night stays short
+
+
+def test_a_run_on_cards_of_which_nobody_can_tell_who_uses_them_says_so_at_once():
+    world = make_world(make_mix([300]))
+    world.executor.tick_s = 0.5
+    lose_all(world, Absence.UNTOLD)
+    with pytest.raises(UnfinishedError, match=r"no device is left for job 'job-0' .*a colleague"):
+        world.loop.run()
+
+
+def test_cards_that_were_used_before_are_waited_for_when_nobody_can_tell_for_a_moment():
+    world = make_world(make_mix([3000]))
+    world.executor.tick_s = 0.5
+    names = [device.name for node in world.nodes for device in node.devices]
+    for name in names:
+        world.executor._schedule(5.0, DeviceTaken(name, "nvidia-smi is slow", Absence.UNTOLD))
+        world.executor._schedule(60.0, DeviceFree(name))
+    world.loop.run()
+    assert world.state.jobs[0].is_trained

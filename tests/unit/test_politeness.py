@@ -40,7 +40,7 @@ def test_hours_may_span_midnight(hours, clock, inside):
 def test_outside_its_hours_no_device_of_a_node_is_used():
     night = node(hours="19:00-07:00")
     why = objection(night, night.devices[0], [], 12 * 60 + 5)
-    assert why == "outside its hours, 19:00-07:00 (there it is 12:05)"
+    assert why.why == "outside its hours, 19:00-07:00 (there it is 12:05)"
     assert objection(night, night.devices[0], [use(0, 0.0)], 23 * 60) is None
 
 
@@ -48,7 +48,7 @@ def test_a_gpu_that_others_use_is_left_to_them_and_its_sibling_is_not():
     shared = node()
     gpus = [use(0, 0.5, "ada", "bob"), use(1, 0.04, "gdm")]
     first, second = (objection(shared, device, gpus, None) for device in shared.devices)
-    assert first == "ada and bob hold 50% of its memory, more than 10%"
+    assert first.why == "ada and bob hold 50% of its memory, more than 10%"
     assert second is None
 
 
@@ -66,7 +66,7 @@ def test_a_gpu_of_which_nothing_is_known_is_left_alone_unless_told_otherwise():
     unknown = GpuUse(0, "RTX 3090", 24_000, None)
     for reports in ([], [unknown]):
         why = objection(node(), node().devices[0], reports, None)
-        assert why == "who uses it cannot be told there; max_gpu_mem = 1 uses it all the same"
+        assert why.why == "who uses it cannot be told there; max_gpu_mem = 1 uses it all the same"
         assert objection(node(max_gpu_mem=1.0), node().devices[0], reports, None) is None
 
 
@@ -74,5 +74,5 @@ def test_a_card_is_found_by_the_number_or_the_name_that_the_inventory_gives_it()
     third = Node("curie", "curie", gpus=(replace(RTX, index=2), replace(RTX, uuid="GPU-b")))
     gpus = [use(0, 0.9, "ada"), replace(use(1, 0.0), uuid="GPU-b"), use(2, 0.5, "bob")]
     by_index, by_name = (objection(third, device, gpus, None) for device in third.devices)
-    assert by_index == "bob holds 50% of its memory, more than 10%"
+    assert by_index.why == "bob holds 50% of its memory, more than 10%"
     assert by_name is None
