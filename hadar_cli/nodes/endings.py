@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 
+from hadar_cli.core.model import Launch
 from hadar_cli.core.reasons import Loss
 from hadar_cli.engine.ports import CopyOrder
 from hadar_cli.node.agent_events import Exited, WorkerEnd
 from hadar_cli.node.last_words import CANNOT_SHARE, CANNOT_SPLIT, MEMBER_LOST, NO_GPU
 from hadar_cli.nodes.wire import said
+from hadar_cli.project.selection import rule_that_keeps
 
 _LONGEST_VERSION = 40
 
@@ -31,6 +34,9 @@ _OUT_OF_MEMORY = re.compile(
 _UNCAUGHT = re.compile(
     r"^terminate called .*'(?:std::bad_alloc|c10::OutOfMemoryError)'", re.MULTILINE
 )
+# As Python says it; compiled readers have words of their own.
+_NOT_FOUND = re.compile(r"FileNotFoundError.*No such file or directory: '([^'\n]{1,1000})'")
+_WORKSPACE = re.compile(r"^/.*/work/\d+-[0-9a-f]+/")  # where a node has a job's project
 _LONGEST = 200  # characters of an error
 _LOSSES = {
     WorkerEnd.RELEASED: Loss.TERMINATED,
@@ -60,7 +66,8 @@ def explain_end(exited: Exited, order: CopyOrder) -> tuple[Loss, str]:
     except ValueError:
         return Loss.UNKNOWN, f"its node says: {exited.end}"
     if end is WorkerEnd.EXITED:
-        return _explain_exit(exited)
+        loss, why = _explain_exit(exited)
+        return loss, why + _left_behind(exited.log, order.job.launch)
     if end is WorkerEnd.RELEASED and order.follows:
         # Told to leave before it came to what was sent ahead, it did no wrong.
         return Loss.PROCESS_GONE, Loss.PROCESS_GONE.text
@@ -83,6 +90,25 @@ def _explain_exit(exited: Exited) -> tuple[Loss, str]:
         if _OUT_OF_MEMORY.search(error[0]):
             return Loss.OUT_OF_MEMORY, f"{Loss.OUT_OF_MEMORY.text}: {error[0][:_LONGEST]}"
     return reasons.get(exited.code, Loss.EXITED), f"it exited with code {exited.code}"
+
+
+def _left_behind(log: str, launch: Launch) -> str:
+    """Of a file that the script did not find, and that is here: why it did not travel."""
+    error = _last_error(log)
+    missing = error and _NOT_FOUND.search(error[0])
+    if not missing or not launch.sync:
+        return ""
+    project = Path(launch.sync)
+    place = project / _WORKSPACE.sub("", missing[1])  # there a copy of it is the working directory
+    try:
+        is_here = ".." not in place.parts and place.is_relative_to(project) and place.exists()
+        rule = rule_that_keeps(project, place) if is_here else None
+    except OSError:  # it is no name that this computer can have
+        return ""
+    if rule is None:
+        return ""
+    name = place.relative_to(project)
+    return f"; {name} stays behind by {rule}: !{name} in .hadarignore sends it, or 'data: [{name}]'"
 
 
 def _told(error: re.Match[str]) -> str:

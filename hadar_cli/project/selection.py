@@ -79,6 +79,20 @@ def select(source: Path, data: Sequence[Path] = ()) -> Selection:
     return Selection(source, tuple(walk.files), walk.bytes, tuple(walk.left_out), tuple(data))
 
 
+def rule_that_keeps(source: Path, path: Path) -> str | None:
+    """The rule by which a file of a project folder stays behind; None where it travels."""
+    rules: _Rules = [(source, _OWN_RULE, _spec(_USUAL))]
+    place = source
+    for part in path.relative_to(source).parts:
+        rules += _rules_of(place)
+        place = place / part
+        if place.name in _NEVER:
+            return _OWN_RULE
+        if rule := _rule_against(place, place.is_dir(), rules):
+            return rule
+    return None
+
+
 def _too_large(source: Path, walk: _Walk) -> InputError:
     large = sorted(walk.files, key=lambda path: -path.stat().st_size)[:3]
     named = ", ".join(f"{p.relative_to(source)} ({p.stat().st_size / 1e6:.0f} MB)" for p in large)

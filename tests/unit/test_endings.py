@@ -1,8 +1,10 @@
 """What a worker's end means for its copy, whatever its node says of it."""
 
+from dataclasses import replace
+
 import pytest
 
-from hadar_cli.core.model import Job
+from hadar_cli.core.model import Job, Launch
 from hadar_cli.core.reasons import Loss
 from hadar_cli.core.steps import StepSet
 from hadar_cli.engine.ports import CopyOrder
@@ -46,6 +48,30 @@ def test_nonsense_from_a_node_is_an_unknown_reason_in_one_line(end):
     reason, why = explain_end(read_exited({"end": end}), order())
     assert reason is Loss.UNKNOWN
     assert why.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("data/meta.pkl", "; data/meta.pkl stays behind by .gitignore: !data/meta.pkl in"),
+        ("/home/me/.hadar/r/work/3-0af9/data/meta.pkl", "; data/meta.pkl stays behind"),
+        ("out/last.pt", "; out/last.pt stays behind by hadar's own rule"),
+        *[(name, "") for name in ("train.py", "no.pkl", "../x", "/etc/passwd", "y" * 900)],
+    ],
+)
+def test_a_file_that_is_here_and_was_not_found_there_is_told_why(name, told, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "out").mkdir()
+    for file in ("data/meta.pkl", "out/last.pt", "train.py"):
+        (tmp_path / file).touch()
+    (tmp_path / ".gitignore").write_text("*.pkl\n")
+    log = f"Traceback\nFileNotFoundError: [Errno 2] No such file or directory: '{name}'\n"
+    exited = read_exited({"end": "exited", "code": 1, "log": log})
+    job = Job(0, "j", 10, 1, launch=Launch(script="train.py", sync=str(tmp_path)))
+    reason, why = explain_end(exited, replace(order(), job=job))
+    assert reason is Loss.EXITED
+    assert why.startswith(f"it exited with code 1{told}")
+    assert bool(told) == (";" in why)
 
 
 def test_every_reason_has_words():
