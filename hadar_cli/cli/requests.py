@@ -20,15 +20,22 @@ _ANSWER_S = 30.0  # a head that sends data to its nodes first takes longer
 _LOOK_EVERY_S = 0.1
 
 
+def require_grantable(store: RunStore, request: Request) -> None:
+    """Raises InputError where the request cannot be granted."""
+    from hadar_cli.runs.answers import answer
+    from hadar_cli.runs.store import read_state
+
+    state = read_state(store)
+    answer(request, "", state, store.facts, state.now)
+
+
 def ask(store: RunStore, request: Request, as_json: bool) -> None:
     """Refuses what cannot be granted; else leaves it, and waits for the head's answer if one
     drives the run."""
-    from hadar_cli.runs.answers import answer
     from hadar_cli.runs.requests import Inbox
     from hadar_cli.runs.store import is_driven, read_state
 
-    state = read_state(store)
-    answer(request, "", state, store.facts, state.now)  # or says why not
+    require_grantable(store, request)
     inbox = Inbox(store)
     number = inbox.put(request)
     granted = _await(store, number) if is_driven(store) else None

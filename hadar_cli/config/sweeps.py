@@ -239,9 +239,7 @@ def _promotion(
     keep, target = found.get("keep", 3), job.target_steps
     rungs = found.get("rungs")
     if rungs is None:
-        # One less than there could be: the first would come before a trial has shown anything.
-        count = max(1, int(math.log(trials, keep) + 1e-9) - 1)
-        rungs = {max(1, target // keep**power) for power in range(1, count + 1)}
+        rungs = _rungs(trials, keep, target)
     if not rungs or max(rungs) >= target:
         raise spot.error(
             f"has rungs beyond the job's {target:,} steps" if rungs else "has no rungs",
@@ -249,6 +247,17 @@ def _promotion(
         )
     named = _metric(found.get("metric"), metric, job, spot)
     return Promotion(named, keep, tuple(sorted(set(rungs))))
+
+
+def _rungs(trials: int, keep: int, target: int) -> set[int]:
+    """Half of the target, a quarter and so on, so that a few finish; few trials: a quarter alone.
+
+    Who is dropped too early is lost for good: with 27 trials, twice as far apart costs 39 % of all
+    steps where ``keep`` times as far costs 26 %, and finds the best far more often.
+    """
+    count = int(math.log(trials, keep) + 1e-9) - 1
+    halvings = range(1, count + 1) if count > 1 else (2,)
+    return {max(1, target // 2**power) for power in halvings}
 
 
 def _plateau(found: Mapping[str, Any], job: Job, spot: Spot, metric: str | None) -> Plateau:

@@ -277,8 +277,7 @@ class RoundLoop:
         return None
 
     def _start_together(self, job: int, stints: Sequence[Stint]) -> None:
-        if len(stints) > 1:  # the last free steps are the fastest device's
-            stints = sorted(stints, key=lambda stint: -self._rates.gang(job, stint.devices))
+        stints = self._starts.fastest(job, stints)
         now = self._executor.now()
         meets_at = self._starts.meet(job, stints, self._round.ends_at)
         left = min(meets_at - now, self._state.jobs[job].allowance_s(now))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,8 @@ class Starts:
         """Whether the job's copies are about to meet, or are being merged, so that one more could
         not join them."""
         job = self.state.jobs[stint.job]
+        if not self.room(stint.job):
+            return False  # it is planned elsewhere by now: the device goes on with what comes next
         if job.ready and stint.job in self.held.merging:
             return True
         if not job.ready or not self.held.awaited(job):
@@ -57,9 +60,24 @@ class Starts:
         needed = LEAST_STINT_S + (0.0 if is_warm else self.held.start_cost_s)
         job = self.state.jobs[stint.job]
         is_open = bool(job.ready) and not (job.is_over or job.is_resting)
-        is_open = is_open and not job.is_used_up(self.now())
+        is_open = is_open and not job.is_used_up(self.now()) and self.room(stint.job) > 0
         may_start = is_open and self.suitability.allows(stint.job, stint.devices)
         return may_start and left > min(needed, self.slot_s / 2)
+
+    def room(self, number: int) -> int:
+        """How many copies more its mix lets the job have: lists of devices are older than that."""
+        job = self.state.jobs[number]
+        most = 1 if job.job.mode == "alone" else job.job.fork
+        if most is None or not self.forks:
+            return sys.maxsize
+        return max(0, most - len(job.active.keys() - self.held.late))
+
+    def fastest(self, job: int, stints: Sequence[Stint]) -> Sequence[Stint]:
+        """Those for which there is room, the fastest first: the last free steps are its own."""
+        if len(stints) < 2:
+            return stints
+        by_rate = sorted(stints, key=lambda stint: -self.rates.gang(job, stint.devices))
+        return by_rate[: self.room(job)]
 
     def meet(self, job: int, stints: Sequence[Stint], ends_at: float) -> float:
         """When these copies of a job hand in: with those under way, or when it pays to merge."""

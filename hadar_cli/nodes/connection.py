@@ -105,6 +105,7 @@ class Connection(Protocol):
     directory: str
     token: str  # of the run
     nursery: str  # the folder of one that several nodes share; empty: the node has its own
+    door: str  # runs of one door mean the same node; empty: the node knows by its SSH server
 
     def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
         """Connects, anew if it was connected before, and starts the agent."""

@@ -80,6 +80,8 @@ class LocalConnection:
         self.directory = str((store.directory / "nodes" / self.node.name).resolve())
         self._store, self.token = store, store.facts.token
         self.nursery = nursery
+        runs = store.directory.parent.resolve()  # the same folder of runs: the same stand-ins
+        self.door = f"local-{hashlib.sha256(os.fsencode(runs / self.node.name)).hexdigest()[:16]}"
 
     def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
         self.close()

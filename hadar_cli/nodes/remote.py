@@ -125,7 +125,7 @@ class RemoteAccess:
 class RemoteConnection:
     """A run's node on another machine: code, checkpoints and results are sent and fetched."""
 
-    nursery = ""
+    nursery = door = ""
 
     def __init__(self, access: RemoteAccess, store: RunStore, packer: CodePacker) -> None:
         self.node, self._access = access.node, access

@@ -53,7 +53,7 @@ class Sharing:
         """What the agent needs to take turns with other runs' agents; None where nobody else can
         be on the devices, or nobody could know that they are the same ones."""
         node = self._node
-        if node.is_allotted or not (self._has_cards or node.is_over_ssh):
+        if node.is_allotted or not (self._has_cards or node.is_over_ssh or node.is_local):
             return None
         devices = [{"index": device.index, "card": _card(device)} for device in node.devices]
         return {"turn_s": node.turn_s, "devices": devices}

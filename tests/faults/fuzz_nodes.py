@@ -148,7 +148,7 @@ class Pulls(Connection):
 
     def __init__(self, answer: Message) -> None:
         self.node, self.directory, self.token, self._answer = NODE, "/r", "t", answer
-        self.nursery = ""
+        self.nursery = self.door = ""
 
     def open_agent(self, *_: Any) -> AgentLink:
         return Link(self._answer)

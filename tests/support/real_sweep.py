@@ -1,15 +1,11 @@
 """A small sweep for real: what halving finds, beside training every trial to its end by hand.
 
-    python -m tests.support.real_sweep --seeds 5
-
 Every trial is a process that trains a small network by gradient descent. Devices have unequal
 speeds, which are dealt anew for a second run. By hand, all trials are trained to their end here.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -118,9 +114,6 @@ class Sweep:
         return promoted
 
 
-FULL = Sweep(
-    (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.03, 0.01), (2, 8, 32), rungs=(30, 90), steps=270
-)
 SMALL = Sweep((4.0, 1.0, 0.1), (2, 8, 32), rungs=(20, 60), steps=180)
 
 
@@ -161,25 +154,3 @@ def train(folder: Path, sweep: Sweep, seed: int, paces: tuple[float, ...]) -> Ou
         promoted=frozenset((points[names[e.job]], e.step) for e in passed),
         losses={points[row["name"]]: row["value"] for row in report.trials},
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    for seed in range(1, parser.parse_args().seeds + 1):
-        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-            found = train(Path(one), FULL, seed, PACES)
-            again = train(Path(other), FULL, seed, tuple(reversed(PACES)))
-        truth = FULL.by_hand(seed, FULL.steps)
-        ranked = sorted(truth, key=lambda point: truth[point])
-        print(
-            f"seed {seed}: best {found.best}, which is number {ranked.index(found.best) + 1} of "
-            f"{len(ranked)} by hand ({truth[found.best]:.4f}, the best {truth[ranked[0]]:.4f}); "
-            f"{found.share:.1%} of the steps; promotions with other speeds "
-            f"{'the same' if found.promoted == again.promoted else 'OTHERS'}",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()

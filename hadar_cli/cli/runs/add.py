@@ -33,7 +33,7 @@ def add(
 
     A run that is stopped takes them up when it is resumed.
     """
-    from hadar_cli.cli.requests import ask
+    from hadar_cli.cli.requests import ask, require_grantable
     from hadar_cli.cli.travel import lines, parcels
     from hadar_cli.config.mixes import read_mix
     from hadar_cli.core.estimates.suitability import require_room
@@ -47,12 +47,14 @@ def add(
     require_file(mix)
     batch = read_mix(mix, accelerators=are_accelerators(devices))
     require_room(batch.jobs, devices, str(mix))
+    request = AddJobs(batch.jobs, renames=rename)
+    require_grantable(store, request)
     for note in (preset_note(batch, devices), _left_out(batch, facts.mix)):
         if note:
             stderr().print(note)
     for line in lines(batch, parcels(batch)):
         stderr().print(line)
-    ask(store, AddJobs(batch.jobs, renames=rename), as_json)
+    ask(store, request, as_json)
 
 
 def _left_out(added: Mix, running: Mix) -> str | None:

@@ -84,7 +84,7 @@ class Agent:
         self._notices = Notices()
         self._gpus = GpuWatch(run, self._our_pids) if request.get("is_shared") else None
         asked = request.get("turns")
-        self._door = door(os.environ) if asked else ""
+        self._door = request.get("door") or door(os.environ) if asked else ""
         self._turns = Turns(run, run_name(run), asked, self._door) if asked else None
 
     @classmethod

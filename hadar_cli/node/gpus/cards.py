@@ -2,7 +2,8 @@
 
 A card is held by a lock file that all users of the machine share, so that two runs never train on
 one GPU, whoever's they are. The worker inherits the lock: it lasts until the last process is gone.
-A device that is no card is locked in the same way on nodes that are reached by SSH.
+A device that is no card is locked in the same way: on nodes that are reached by SSH for all who
+come in by the same server, on this computer for all runs of one folder.
 """
 
 from __future__ import annotations
@@ -176,6 +177,12 @@ class CardLock:
         with suppress(OSError):
             if self._path.lstat().st_uid == os.getuid() and not self.is_held():
                 self._path.unlink()
+
+    def clear_if_left(self) -> None:
+        """As above, of a lock that others may want at this moment: nobody else holds it then."""
+        with suppress(OSError):
+            if self._path.lstat().st_uid == os.getuid() and self.take({}):
+                self.give_back()
 
     def holder(self) -> str:
         """Who holds it, in words."""

@@ -233,6 +233,8 @@ def read_claims(lock: str, now: float) -> list[Claim]:
 
 
 def clear_claims() -> None:
-    """Removes what agents of this user left that were killed."""
+    """Removes what agents and workers of this user left that were killed."""
     for one in locks_beside("", 1000, "-claim-"):
         one.remove_if_left()
+    for one in locks_beside("device-local-", 1000):
+        one.clear_if_left()

@@ -252,6 +252,7 @@ class SessionThreads:
             nursery=self._connection.nursery,
             is_shared=self._session.sharing.is_needed,
             turns=self._session.sharing.turns,
+            door=self._connection.door,
         )
         return link, read_as(answer, _Opened).attempts
 
