@@ -32,6 +32,10 @@ class Agenda:
             self.lists.setdefault(stint.device, deque()).append(stint)
             self.has_gangs |= bool(stint.gang)
 
+    def listed(self, devices: Sequence[str]) -> Sequence[str]:
+        """Those that may have something to do, in the same order."""
+        return devices if self.has_gangs else [d for d in devices if self.lists.get(d)]
+
     def next_of(self, device: str) -> Stint | None:
         if stints := self.lists.get(device):
             return stints[0]

@@ -251,16 +251,15 @@ class RoundLoop:
     def _start_planned(self) -> None:
         """Starts the next stint of every idle device's list, all copies of a job knowing of each
         other: together they set its learning rate, and when they meet."""
-        in_order = self._held.idle()  # as the inventory lists them, whatever they are called
-        idle = set(in_order)
+        all_idle = self._held.idle()  # as the inventory lists them, whatever they are called
+        idle, in_order = set(all_idle), self._round.listed(all_idle)
         chosen: dict[int, list[Stint]] = {}
         for device in in_order:
             if device in idle and (stint := self._next_stint(device, idle)):
                 chosen.setdefault(stint.job, []).append(stint)
                 idle.difference_update(stint.devices)  # gangs that waited may want the same ones
         if self._policy.forks:
-            for device in (device for device in in_order if device in idle):
-                self._prepare_while_waiting(device)
+            self._prepare_while_waiting([device for device in in_order if device in idle])
         for job, stints in chosen.items():
             self._start_together(job, stints)
 
@@ -346,12 +345,12 @@ class RoundLoop:
         job = self._held.warm.get(device)
         return job is not None and not self._state.jobs[job].is_over
 
-    def _prepare_while_waiting(self, device: str) -> None:
-        """A device that waits for a meeting of copies it is to join has time to get ready."""
-        left = self._round.ends_at - self._executor.now()
-        stint = self._round.next_of(device)
-        if stint and left > self._held.start_cost_s:
-            self._errands.prepare(device, self._state.jobs[stint.job])
+    def _prepare_while_waiting(self, devices: Sequence[str]) -> None:
+        """Devices that wait for a meeting of copies they are to join have time to get ready."""
+        if self._round.ends_at - self._executor.now() > self._held.start_cost_s:
+            for device in devices:
+                if stint := self._round.next_of(device):
+                    self._errands.prepare(device, self._state.jobs[stint.job])
 
     # -- what comes back ---------------------------------------------------------------------
 

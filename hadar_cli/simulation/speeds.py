@@ -89,6 +89,7 @@ class TableSpeeds:
         column = {kind: r for r, kind in enumerate(self._site.kinds)}
         self._column = {device.name: column[device.kind] for device in devices}
         self._packed, self._spread = table.matrices(jobs, self._site.kinds)
+        self._alone: list[list[float]] = self._packed.tolist()
         self._gang = np.array([job.gpus for job in jobs])
         self._loses = loses
         self._slow: dict[tuple[str, ...], bool] = {}
@@ -100,6 +101,8 @@ class TableSpeeds:
         self._is_open = {job.id for job in jobs if job.sizes}
 
     def gang(self, job_id: int, device_names: Sequence[str]) -> float:
+        if len(device_names) == 1 and job_id not in self._is_open:
+            return self._alone[self._row[job_id]][self._column[device_names[0]]]
         devices = tuple(device_names)
         rates = (self._spread if self._is_slow(devices) else self._packed)[self._row[job_id]]
         if job_id in self._is_open:
