@@ -46,6 +46,7 @@ class Endpoint:
     identities_only: bool = False  # the agent is asked for these identities and no others
     agent_socket: str | None = field(default_factory=lambda: os.environ.get("SSH_AUTH_SOCK"))
     revoked_keys: Path | None = None
+    key_algorithms: tuple[str, ...] = ()  # HostKeyAlgorithms, by which a host key is asked for
 
     @property
     def known_as(self) -> str:
@@ -108,6 +109,7 @@ def _endpoint(
         identities_only=first("identitiesonly") == "yes",
         agent_socket=_agent_socket(first("identityagent", "SSH_AUTH_SOCK")),
         revoked_keys=next(iter(paths("revokedhostkeys")), None),
+        key_algorithms=tuple(first("hostkeyalgorithms").split(",")),
     )
 
 

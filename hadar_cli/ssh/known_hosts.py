@@ -9,10 +9,21 @@ import hmac
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _MARKERS = {"@cert-authority", "@revoked"}
+_CERTIFIED = "-cert-v01@openssh.com"
+# How many fields a key of each kind has, its name included.
+_FIELDS = {
+    "ssh-ed25519": 2,
+    "ssh-rsa": 3,
+    "ssh-dss": 5,
+    **dict.fromkeys((f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521)), 3),
+    "sk-ssh-ed25519@openssh.com": 3,
+    "sk-ecdsa-sha2-nistp256@openssh.com": 4,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,7 @@ def known_keys(name: str, paths: Iterable[Path]) -> list[KnownKey]:
     found = []
     for path in paths:
         if path.is_file():
-            lines = path.read_text(errors="replace").splitlines()
+            lines = path.read_bytes().decode(errors="replace").split("\n")
             found += [key for names, key in _read(lines) if matches(name, names)]
     return found
 
@@ -55,15 +66,30 @@ def is_in_list(blob: bytes, path: Path) -> bool:
 def _read(lines: Iterable[str]) -> Iterator[tuple[str, KnownKey]]:
     """Names and key of each line. As ssh does, lines that make no sense are passed over."""
     for line in lines:
-        words = line.split()
+        words = line.replace("\t", " ").replace("\r", " ").split(" ")
+        words = [word for word in words if word]
         marker = words.pop(0) if words and words[0].startswith("@") else ""
         if len(words) < 3 or words[0].startswith("#") or marker not in {"", *_MARKERS}:
             continue
         names, kind, key = words[:3]
-        try:
-            yield names, KnownKey(marker, kind, base64.b64decode(key, validate=True))
-        except binascii.Error:
-            continue
+        with suppress(binascii.Error):
+            blob = base64.b64decode(key, validate=True)
+            if is_key(kind, blob):
+                yield names, KnownKey(marker, kind, blob)
+
+
+def is_key(kind: str, blob: bytes) -> bool:
+    """Whether it is whole, and of the kind that the line names."""
+    fields, rest = [], blob
+    while len(rest) >= 4:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        fields.append(rest[4:end])
+        if end > len(rest):
+            return False
+        rest = rest[end:]
+        if kind.endswith(_CERTIFIED) and fields == [kind.encode()]:
+            return True
+    return not rest and fields[:1] == [kind.encode()] and len(fields) == _FIELDS.get(kind)
 
 
 def matches(name: str, patterns: str) -> bool:
@@ -87,8 +113,8 @@ def _is_like(name: str, pattern: str) -> bool:
 
 def _is_hash_of(name: str, hashed: str) -> bool:
     try:
-        _, _, salt, digest = hashed.split("|")
-        mac = hmac.new(base64.b64decode(salt), name.lower().encode(), hashlib.sha1).digest()
-        return hmac.compare_digest(mac, base64.b64decode(digest))
+        salt = hashed.split("|")[2]
+        mac = hmac.new(base64.b64decode(salt, validate=True), name.lower().encode(), hashlib.sha1)
+        return hashed == f"|1|{salt}|{base64.b64encode(mac.digest()).decode()}"
     except ValueError:
         return False

@@ -158,7 +158,9 @@ class SshLink(fabric.Connection):  # type: ignore[misc]  # fabric has no types
         sock.settimeout(_IDLE_S)
         security = transport.get_security_options()
         security.ciphers = sorted(security.ciphers, key=lambda name: "gcm" not in name)
-        security.key_types = host_keys.algorithms_first(security.key_types, self._policy.trust)
+        security.key_types = host_keys.algorithms_first(
+            security.key_types, self._policy.trust, self.endpoint.key_algorithms
+        )
         return transport
 
     def authenticate(self, transport: paramiko.Transport) -> None:

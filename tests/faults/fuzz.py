@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from tests.faults.sections import Findings, Size, section
 
-QUICK, FULL = 120_000, 5_200_000  # inputs; some of them end at the first parser
+QUICK, FULL = 60_000, 5_200_000  # inputs; some of them end at the first parser
 CHUNK = 500
 _HANG_S = 20.0
 _SLOW_S = 5.0  # of processor time, for one input

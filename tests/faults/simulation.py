@@ -13,17 +13,26 @@ from tests.faults.mutants import MUTANTS, OF_GANGS
 from tests.faults.sections import Findings, Size, section
 from tests.faults.world import Outcome, run_schedule
 
-QUICK, FULL = 800, 100_000
-QUICK_GANGS, FULL_GANGS = 300, 20_000
+QUICK, FULL = 600, 100_000
+QUICK_GANGS, FULL_GANGS = 220, 20_000
 MOST_TRIES = 600  # schedules within which a mutant has to be noticed
-# Where each of the mutants that are hard to notice was noticed first.
+# Where each of the mutants that are noticed late was noticed first: tried before all others.
 TELLING = {
     "a stop keeps what copies held": 893,
-    "merge without weights": 110,
+    "merge without weights": 234,
     "a member does not count": 1540,
+    "checkpoints are not verified": 150,
+    "the hung are waited for": 93,
+    "a failed job ends the run": 70,
+    "frozen parts do not matter": 63,
+    "the journal is not synced": 59,
+    "updates fit any weights": 40,
+    "members of a lost gang live on": 39,
+    "every copy hears that it was merged": 23,
 }
 
-# Not noticed within as many tries by today's schedules: looked for with more of them by --full.
+# Not noticed within as many tries: while an order is on its way ahead, another copy has to make the
+# weights of the same generation. --full looks for it longer; test_state.py holds the rule.
 HARD = {"whom a copy follows does not matter"}
 
 
@@ -63,7 +72,7 @@ def run_many(seeds: Iterable[int], processes: int = 1, gangs: bool = False) -> T
             tally.add(run(seed))
         return tally
     with get_context("fork").Pool(processes) as pool:
-        for outcome in pool.imap_unordered(run, seeds, chunksize=50):
+        for outcome in pool.imap_unordered(run, seeds, chunksize=20):
             tally.add(outcome)
     tally.violations.sort()
     return tally

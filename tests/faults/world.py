@@ -248,8 +248,8 @@ class World:
 
     def mend(self, node: SimulatedNode) -> None:
         node.is_cut = False
-        if self.executor and not self.executor.is_dead:
-            self.executor.links[node].reach_again()
+        if self.executor and not self.executor.is_dead and node in self.executor.links:
+            self.executor.links[node].reach_again()  # unless the node was taken out meanwhile
 
     # -- the head's observer -----------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The fold over events counts only what was committed, and refuses what cannot be true."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 
@@ -151,3 +152,14 @@ def test_impossible_events_are_refused_and_change_nothing(state, sequence, compl
         state.apply(sequence[-1])
     assert vars(state) == before
     state.validate()
+
+
+def test_what_was_sent_ahead_counts_only_behind_the_one_that_it_follows(state):
+    """Another copy may have made the weights of that generation meanwhile."""
+    job = state.jobs[0]
+    heir = replace(started("heir", ((50, 60),), generation=1), follows="a")
+    state.apply(started("b", ((0, 50),)))
+    state.apply(finished("b", ((0, 50),)))
+    state.apply(events.WeightsMerged(3.0, 0, 1, "hash", ("b",)))
+    assert not job.is_based_on_latest(heir)
+    assert job.is_based_on_latest(replace(heir, follows="b"))
