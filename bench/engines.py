@@ -1,12 +1,14 @@
-"""What it costs to reach a node through Slurm, Ray or kubectl, beside SSH in the same run.
+"""What it costs to reach a node through Slurm, Ray, AWS or kubectl, beside SSH in the same run.
 
     python -m bench.engines [--repeats 5]
-    python -m bench.engines --mix mixes/m1.yaml
+    python -m bench.engines --mix mixes/m3.yaml
+    python -m bench.engines --page docs/engines.md     # both, as a page
 
 One node of each engine on this computer, taking turns: a stream to a new part of hadar on the node,
 a word and its answer, a file there and back, and an order to a process that waits for it, from its
-start to its weights in the store. A Slurm and a Ray that are private to the bench, a stand-in for
-kubectl. With a mix: five devices behind each engine train it, one engine after the other.
+start to its weights in the store. Slurm, Ray and EC2 (by moto) are private to the bench; kubectl is
+a stand-in. With a mix: five devices behind each engine train it, one engine after the other; a
+round's overhead is what passes from a copy's last step to the first of its process's next order.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from bench.frame import Row, beside, line
+from bench.round_overhead import gaps
 from bench.transfer import digest_of, make, timed
 from hadar_cli.assembly import connect
 from hadar_cli.config.inventory import read_nodes
@@ -35,6 +39,7 @@ from hadar_cli.nodes.remote import RemoteAccess
 from hadar_cli.nodes.transfer import TransferSession
 from hadar_cli.runs.store import RunFacts, RunStore
 from hadar_cli.transports import access_to
+from tests.support.ec2 import running_ec2
 from tests.support.lab import python_with_torch, running
 from tests.support.pipes import fake_kubectl
 from tests.support.raylets import running_ray
@@ -51,8 +56,9 @@ class Engine:
 
     def __init__(self, name: str, node: Node, folder: Path, source: Path) -> None:
         self.name = name
+        called = node.name if node.aws else name  # the lab's instances go by their nodes' names
         self.node = replace(
-            node, name=name, workdir=str(folder / name), emulated_speed=None, gpus=()
+            node, name=called, workdir=str(folder / name), emulated_speed=None, gpus=()
         )
         job = Job(0, "j", 10**6, 8, launch=Launch(script=SCRIPT))
         self.job = job
@@ -105,7 +111,7 @@ class Engine:
         self._attempt += 1
         n = self._attempt
         steps = StepSet.of([(n, n + 1)])
-        order = CopyOrder(f"a{n}", self.job, self.name, steps, 60.0, None, 1, 1, 1, n, 1, 2)
+        order = CopyOrder(f"a{n}", self.job, self.node.name, steps, 60.0, None, 1, 1, 1, n, 1, 2)
         began = time.perf_counter()
         self.executor.start(order)
         while True:
@@ -125,10 +131,12 @@ def measured(repeats: int) -> Iterator[Row]:
         ssh = stack.enter_context(running(folder / "lab", 1))
         slurm = stack.enter_context(running_slurm(folder / "slurm", 1))
         ray = stack.enter_context(running_ray(folder / "ray", 1))
+        aws = stack.enter_context(running_ec2(folder / "aws", 1))
         os.environ["PATH"] = f"{fake_kubectl(folder)}:{os.environ['PATH']}"
         pod = Node("pod", "kubectl:pod", python=python_with_torch())
         nodes = {SSH: read_nodes(ssh.inventory)[0], "slurm": read_nodes(slurm.inventory)[0]}
-        nodes |= {"ray": read_nodes(ray.inventory)[0], "kubectl": pod}
+        nodes |= {"ray": read_nodes(ray.inventory)[0], "aws": read_nodes(aws.inventory)[0]}
+        nodes |= {"kubectl": pod}
         engines = [Engine(name, node, folder, source) for name, node in nodes.items()]
         for engine in engines:
             stack.callback(engine.close)
@@ -156,9 +164,34 @@ def race(
             yield beside(f"{case}: {name}", unit, *rates, more_is_better=unit == "MB/s")
 
 
-def trained(mix: Path) -> Iterator[str]:
+@dataclass(frozen=True)
+class Trained:
+    """A mix, on five devices behind one engine."""
+
+    engine: str
+    ttd_s: float
+    bound_s: float
+    cru: float
+    rounds: int
+    overhead_s: float  # the median
+    steps: str  # done, and asked for
+
+    def line(self) -> str:
+        return (
+            f"{self.engine:>6}: TTD {self.ttd_s:.1f} s, {self.ttd_s / self.bound_s:.2f} x its "
+            f"bound, CRU {self.cru:.3f}, {self.rounds} rounds, overhead of a round "
+            f"{self.overhead_s:.2f} s, steps {self.steps}"
+        )
+
+    def cells(self) -> tuple[str, ...]:
+        bound = f"{self.ttd_s:.1f} s, {self.ttd_s / self.bound_s:.2f} x"
+        overhead = f"{self.overhead_s:.2f} s"
+        return self.engine, bound, f"{self.cru:.3f}", str(self.rounds), overhead, self.steps
+
+
+def trained(mix: Path) -> Iterator[Trained]:
     """A run of the mix on the lab of each engine."""
-    labs = {SSH: running, "slurm": running_slurm, "ray": running_ray}
+    labs = {SSH: running, "slurm": running_slurm, "ray": running_ray, "aws": running_ec2}
     with tempfile.TemporaryDirectory(prefix="hadar-bench-") as directory:
         for name, lab in labs.items():
             with lab(Path(directory) / name, 5) as up:
@@ -169,20 +202,94 @@ def trained(mix: Path) -> Iterator[str]:
                     [*words, "report", name, "--json"], cwd=directory, check=True, stdout=-1
                 )
             report = json.loads(told.stdout)
-            ttd, bound = report["ttd_s"], report["lower_bound_s"]
-            done = ", ".join(f"{j['steps_done']}/{j['steps_target']}" for j in report["jobs"])
-            yield (
-                f"{name:>6}: TTD {ttd:.1f} s, {ttd / bound:.2f} x its bound, CRU "
-                f"{report['cru']:.3f}, {report['rounds']} rounds, steps {done}"
+            overheads = gaps(Path(directory) / "runs" / name / "journal.jsonl")
+            yield Trained(
+                name,
+                report["ttd_s"],
+                report["lower_bound_s"],
+                report["cru"],
+                report["rounds"],
+                median(overheads),
+                ", ".join(f"{j['steps_done']}/{j['steps_target']}" for j in report["jobs"]),
             )
+
+
+PAGE = """# The engines, side by side
+
+What it costs to reach machines through [Slurm](guide/slurm.md), [Ray](guide/ray.md),
+[AWS](guide/aws.md) or [kubectl](guide/kubernetes.md), beside [SSH](guide/ssh.md), all in one run of
+`python -m bench.engines --page docs/engines.md` on one computer ({machine}), at {commit}, {when}.
+Slurm is one slurmctld with a slurmd for each machine, Ray a raylet for each, AWS moto's server with
+SSH servers behind its instances: the links are loopback, so that what is left is the engines' own.
+
+## A mix on each
+
+`{mix}` on the same five unequal devices, one engine after the other. The overhead of a round is the
+median of what passes from a copy's last step to the first of its process's next order: saving,
+pulling, merging, pushing, loading. TTD stands beside the bound that no schedule can beat.
+
+{mixes}
+
+Slurm's and AWS's TTD include waiting for the machines: an allocation, or an instance that boots.
+
+## One node of each
+
+Medians of {repeats}, taking turns. AWS is reached by SSH; what it adds is starting the machine.
+
+{rows}
+"""
+
+
+def table(*rows: Sequence[str]) -> str:
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, f"|{' --- |' * len(rows[0])}", *body])
+
+
+def write_page(path: Path, mix: Path, repeats: int) -> None:
+    from bench.__main__ import commit, machine, now
+
+    runs, found = [], []
+    for one in trained(mix):
+        print(one.line(), flush=True)
+        runs.append(one.cells())
+    for row in measured(repeats):
+        print(line(row), flush=True)
+        found.append(row)
+    mixes = table(("engine", "TTD", "CRU", "rounds", "overhead of a round", "steps"), *runs)
+    cases = dict.fromkeys(row.case.partition(": ")[0] for row in found)
+    names = dict.fromkeys(row.case.partition(": ")[2] for row in found)
+    by_case = {row.case: row for row in found}
+
+    def cells(case: str) -> tuple[str, ...]:
+        first = by_case[f"{case}: {next(iter(names))}"]
+        others = (f"{by_case[f'{case}: {name}'].ours:.3g}" for name in names)
+        return f"{case}, {first.unit}", f"{first.theirs:.3g}", *others
+
+    told = PAGE.format(
+        machine=machine(),
+        commit=commit(),
+        when=now(),
+        mix=mix.name,
+        mixes=mixes,
+        repeats=repeats,
+        rows=table(("", SSH, *names), *map(cells, cases)),
+    )
+    path.write_text(told)
 
 
 def main() -> None:
     usage = argparse.ArgumentParser(description=__doc__)
     usage.add_argument("--repeats", type=int, default=5)
     usage.add_argument("--mix", type=Path, help="train it on each, and show TTD and CRU")
+    usage.add_argument("--page", type=Path, help="measure both, and write them there")
     asked = usage.parse_args()
-    rows = trained(asked.mix.resolve()) if asked.mix else map(line, measured(asked.repeats))
+    if asked.page:
+        write_page(asked.page, (asked.mix or ROOT / "mixes/m3.yaml").resolve(), asked.repeats)
+        return
+    if asked.mix:
+        rows = (one.line() for one in trained(asked.mix.resolve()))
+    else:
+        rows = map(line, measured(asked.repeats))
     for row in rows:
         print(row, flush=True)
 

@@ -50,7 +50,7 @@ from hadar_cli.runs.store import (
     read_journal,
 )
 from hadar_cli.search import Asker
-from hadar_cli.transports import access_to, check_costs, check_request, with_prices
+from hadar_cli.transports import access_to, check_costs, check_request, renters, with_prices
 from hadar_cli.visits.inspection import find_objections
 from hadar_cli.visits.visit import DEADLINE_S, tidy
 
@@ -151,8 +151,9 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
     connections = connect(facts.nodes, store)
     executor = NodeExecutor(connections, epoch, state.now, imports)
     home = _Homecoming(store, state, connections)
-    watchers = [watch(state, rates, executor.now), Housekeeper(store, state), home, interrupts]
-    observer = Observers(watchers)
+    needs = _Needs(state, executor.now, renters(facts.nodes, store))
+    told = watch(state, rates, executor.now)
+    observer = Observers([told, Housekeeper(store, state), home, needs, interrupts])
     names = [device.name for device in devices]
     waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
     merger = StoreConsolidator(store, doubted=filter(None, waiting))
@@ -207,6 +208,20 @@ def _look_around(
     for there in devices_of(facts.nodes):
         if there.node in links:
             loop.meetings.links[there.name] = links[there.node]
+
+
+class _Needs(Observer):
+    """Tells who rents machines whether a job waits for one."""
+
+    def __init__(
+        self, state: RunState, now: Callable[[], float], tell: Callable[[bool], None]
+    ) -> None:
+        self._state, self._now, self._tell = state, now, tell
+
+    def tick(self) -> None:
+        now = self._now()
+        there = (one for one in self._state.unfinished if one.job.arrives_s <= now)
+        self._tell(any(not one.active and not one.handed_in for one in there))
 
 
 class _Homecoming(Observer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -111,6 +111,20 @@ def check_costs(nodes: Sequence[Node]) -> None:
         from hadar_cli.aws.budget import require_budget
 
         require_budget(nodes)
+
+
+def renters(nodes: Sequence[Node], run: RunStore) -> Callable[[bool], None]:
+    """To be told, again and again, whether jobs wait for machines: as long as none does, those that
+    are rented may be ended when they have no work. All are wanted at first."""
+    fleets = {_fleet(node, run) for node in nodes if node.aws}
+    for fleet in fleets:
+        fleet.wake()
+
+    def tell(is_short: bool) -> None:
+        for fleet in fleets:
+            fleet.need(is_short)
+
+    return tell
 
 
 def give_back(node: Node, runs: Sequence[RunStore]) -> GivenBack:

@@ -29,6 +29,7 @@ from hadar_cli.runs.rentals import RentalBook
 
 _LIST_EVERY_S = 2.0
 _UNLISTED_S = 120.0  # a new instance may be missing from lists
+_SHORT_S = 30.0  # jobs wait for so long before instances are started for them again
 _STARTING, _UP, _ENDED = "pending", "running", ("shutting-down", "terminated", "stopped")
 NO_SWITCH = "if the head dies, nothing ends it but `hadar clean` or `hadar cancel`"
 
@@ -65,6 +66,8 @@ class Fleet:
         self._listed_at = 0.0
         self._fresh: dict[str, tuple[float, Machine]] = {}
         self._is_out_of_money = False
+        self._resting: set[str] = set()  # nodes whose instances were ended for want of work
+        self._short_since: float | None = None  # when jobs began to wait for machines
 
     @classmethod
     def of(cls, request: AwsRequest, run: str, token: str, directory: Path) -> Fleet:
@@ -162,6 +165,30 @@ class Fleet:
             for instance in ids:
                 self._fresh.pop(instance, None)
             self._listed_at = 0.0
+
+    # -- work ----------------------------------------------------------------------------------
+
+    def need(self, is_short: bool) -> None:
+        """Whether jobs wait for machines; told again and again."""
+        if not is_short:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = time.monotonic()
+        elif time.monotonic() > self._short_since + _SHORT_S:
+            self.wake()
+
+    def wake(self) -> None:
+        """There may be work for all."""
+        self._resting.clear()
+
+    def rest(self, node: str) -> bool:
+        """A node that has nothing to do may end its instance, unless jobs wait; whether it may."""
+        if self._short_since is None:
+            self._resting.add(node)
+        return node in self._resting
+
+    def rests(self, node: str) -> bool:
+        return node in self._resting
 
     # -- money ---------------------------------------------------------------------------------
 

@@ -15,9 +15,14 @@ FOR_OTHERS = "runs already, for somebody else"
 NOT_OURS = "stop it first, or list it as a [[node]]: hadar ends only what it started"
 
 
+def name_of(run: str, node: str) -> str:
+    """Of an instance that is made for a run."""
+    return f"hadar {run} {node}"
+
+
 def tags_of(request: AwsRequest, run: str, token: str, node: str) -> list[dict[str, str]]:
     """By these a head finds its instances again, and people find whose they are."""
-    named = {"Name": f"hadar {run} {node}"} if request.is_ours else {}
+    named = {"Name": name_of(run, node)} if request.is_ours else {}
     wanted = {**named, **request.tags, RUN: run, TOKEN: token, NODE: node}
     return [{"Key": key, "Value": value} for key, value in wanted.items()]
 

@@ -22,6 +22,7 @@ _PROMPT_S, _LOOK_EVERY_S = 8.0, 1.0
 _BOOT_S = 300.0  # in which a new instance may still turn logins away
 _KEY_S = 600.0  # for the console to show a host key
 _ARM_S = 20.0
+_MINUTE_S = 60.0
 METADATA = "http://169.254.169.254"
 
 
@@ -78,7 +79,9 @@ class AwsTransport:
         if there:
             there.close()
 
-    def recalled(self) -> str:
+    def recalled(self, idle_s: float) -> str:
+        if idle_s > _MINUTE_S * self._request.idle_minutes and self._fleet.rest(self._node.name):
+            return f"it had no work for {self._request.idle_minutes:g} minutes"
         if not (why := self._fleet.runs_out(self._node)) or not self._machine:
             return ""
         if self._fleet.is_broke(self._node) and not self._is_ending:
@@ -113,6 +116,8 @@ class AwsTransport:
             known = self._fleet.machines(self._node.name)
             mine = [one for one in known if one.id not in self._left]
             machine = min(mine, key=lambda one: not one.is_up, default=None)
+            if not machine and self._fleet.rests(self._node.name):
+                raise NotYetError("it had no work, and was ended until there is some")
             if not machine and not self._may_start:
                 raise LinkLostError("no instance of it runs now")
             machine = machine or self._fleet.start(self._node)

@@ -56,7 +56,8 @@ AWS_FIELDS = {
     "profile": "Which of AWS's profiles; else as AWS is configured.",
     "config": "A file to read in place of `~/.aws/config` and `~/.aws/credentials`.",
     "budget": "Dollars that all instances of a run may cost together; no limit without it.",
-    "idle_minutes": "An instance that hears of no head for so long ends itself.",
+    "idle_minutes": "An instance that has no work for so long is ended until there is some; one "
+    "that hears of no head ends itself.",
     "tags": "Further tags of all instances.",
     "private": "Reach instances by their private addresses.",
 }

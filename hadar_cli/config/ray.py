@@ -12,9 +12,8 @@ from hadar_cli.core.model import Node
 from hadar_cli.core.ray import PREFIX, RayRequest
 
 AUTO = "ray://auto"
-_HOST = re.compile(
-    r"ray://auto|ray:(//)?[A-Za-z0-9_.-]+:\d{1,5}|ray:(//)?\[[0-9a-fA-F:]+\]:\d{1,5}"
-)
+_PLAIN = r"auto|[A-Za-z0-9_.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"  # as Ray itself writes it
+_HOST = re.compile(rf"ray:(//)?({_PLAIN})")
 _KINDS = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
 
@@ -55,6 +54,8 @@ def check_host(host: str, spot: Spot) -> None:
 
 def asked_for(node: Node, before: Iterable[Node], spot: Spot) -> Node:
     """The node with its request, if Ray has it: who asks for the same as others gets the next."""
+    if node.ray and re.fullmatch(_PLAIN, node.host):
+        node = replace(node, host=f"{PREFIX}{node.host}")
     if not node.host.startswith(PREFIX):
         if node.ray:
             raise spot.inside("ray").error(

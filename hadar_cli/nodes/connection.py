@@ -61,8 +61,9 @@ class Transport(Protocol):
         """Ends all streams; the next ``open`` connects anew."""
         ...
 
-    def recalled(self) -> str:
-        """Why whoever allots the machine wants it back soon, as far as is known here; else ""."""
+    def recalled(self, idle_s: float) -> str:
+        """Why the machine is to be let go, as far as is known here; else "". It has had nothing to
+        do for ``idle_s``."""
         ...
 
     def move_on(self) -> None:
@@ -90,7 +91,7 @@ class NodeAccess(Protocol):
 
     def close(self) -> None: ...
 
-    def recalled(self) -> str: ...
+    def recalled(self, idle_s: float) -> str: ...
 
     def move_on(self) -> None: ...
 
@@ -159,8 +160,8 @@ class Connection(Protocol):
 
     def close(self) -> None: ...
 
-    def recalled(self) -> str:
-        """Why the node is wanted back; see ``Transport``."""
+    def recalled(self, idle_s: float) -> str:
+        """Why the node is to be let go; see ``Transport``."""
         ...
 
     def move_on(self) -> None:

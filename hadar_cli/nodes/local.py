@@ -59,7 +59,7 @@ class LocalAccess:
         while self._streams:
             self._streams.pop().close()
 
-    def recalled(self) -> str:
+    def recalled(self, idle_s: float) -> str:
         return ""
 
     def move_on(self) -> None: ...
@@ -159,7 +159,7 @@ class LocalConnection:
     def close(self) -> None:
         self._access.close()
 
-    def recalled(self) -> str:
+    def recalled(self, idle_s: float) -> str:
         return ""
 
     def move_on(self) -> None: ...

@@ -112,8 +112,8 @@ class RemoteAccess:
     def close(self) -> None:
         self._transport.close()
 
-    def recalled(self) -> str:
-        return self._transport.recalled()
+    def recalled(self, idle_s: float) -> str:
+        return self._transport.recalled(idle_s)
 
     def move_on(self) -> None:
         self._transport.move_on()
@@ -270,8 +270,8 @@ class RemoteConnection:
         self._there.clear()
         self._access.close()
 
-    def recalled(self) -> str:
-        return self._access.recalled()
+    def recalled(self, idle_s: float) -> str:
+        return self._access.recalled(idle_s)
 
     def move_on(self) -> None:
         self._access.move_on()

@@ -38,7 +38,7 @@ class PipeTransport:
         while self._streams:
             self._streams.pop().close()
 
-    def recalled(self) -> str:
+    def recalled(self, idle_s: float) -> str:
         return ""
 
     def move_on(self) -> None: ...

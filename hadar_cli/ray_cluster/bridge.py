@@ -18,19 +18,20 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.cloudpickle import register_pickle_by_value
-from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayError
 
-from hadar_cli.ray_cluster import keeper
-from hadar_cli.ray_cluster.places import Place, places_for, told
+from hadar_cli.ray_cluster.cluster import (
+    CLOSING_S,
+    NoPlaceError,
+    NoRoomError,
+    connect,
+    disconnect,
+    find_place,
+    give_back,
+    ready_keeper,
+)
+from hadar_cli.ray_cluster.places import told
 
-NAMESPACE = "hadar"
-IDLE_S = 900.0  # without a head, before a keeper ends
-_KNOCK_S = 10.0
-_PROMPT_S = 20.0  # for a keeper to start; later it is waited for
-_CLOSING_S = 10.0
-_GONE_S, _POLL_S = 30.0, 0.1  # for a keeper that is killed
 _MOST_UNDER_WAY = 4  # pieces of a stream's input
 _CHUNK = 1 << 20
 _LONGEST = 1 << 16
@@ -39,39 +40,17 @@ _LAST_REQUESTS_S = 1.0  # to tell everybody that the cluster cannot be reached
 Message = dict[str, Any]
 
 
-class NoRoomError(Exception):
-    """Waiting helps."""
-
-
-class NoPlaceError(Exception):
-    """No machine of the cluster, as it is now, will ever do."""
-
-
 def main() -> None:
     address = sys.argv[1]
     control = socket.socket(fileno=0)
     try:
-        _knock(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level="ERROR",
-            configure_logging=False,
-        )
+        connect(address)
     except Exception as error:  # whatever it is, whoever asked is told
         _refuse_all(control, f"{type(error).__name__}: {error}")
         return
-    register_pickle_by_value(keeper)  # nodes have no hadar
     asyncio.run(serve(control))
-    os._exit(0)  # Ray's own farewell may wait for a cluster that is gone
-
-
-def _knock(address: str) -> None:
-    """Ray itself would try for minutes where nobody listens."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+    disconnect()
+    os._exit(0)
 
 
 def _refuse_all(control: socket.socket, why: str) -> None:
@@ -109,7 +88,7 @@ async def serve(control: socket.socket) -> None:
     await ended.wait()
     for task in list(under_way):
         task.cancel()
-    await asyncio.wait(under_way, timeout=_CLOSING_S) if under_way else None
+    await asyncio.wait(under_way, timeout=CLOSING_S) if under_way else None
 
 
 def _socket(number: int) -> socket.socket:
@@ -140,75 +119,6 @@ async def handle(request: Message, *sockets: socket.socket) -> None:
             one.close()
 
 
-# -- keepers ---------------------------------------------------------------------------------
-
-
-def find_place(wanted: Message) -> Place:
-    return places_for(wanted, ray.nodes(), NoPlaceError)[wanted["nth"]]
-
-
-def find_keeper(request: Message) -> Any:
-    """That of the run, if it lives; else a new one, on the machine that is the node's."""
-    name, wanted = request["name"], request["wanted"]
-    if name:
-        with suppress(ValueError):
-            return ray.get_actor(name)
-    place = find_place(wanted)
-    asked: Message = {"num_cpus": 0, "num_gpus": 0}  # a visit takes nothing
-    if name:
-        asked = {key: wanted[key] for key in ("num_cpus", "num_gpus", "resources")}
-        asked |= {"name": name, "lifetime": "detached", "get_if_exists": True}
-    return (
-        ray.remote(keeper.Keeper)
-        .options(
-            **asked,
-            max_concurrency=1000,
-            max_restarts=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False),
-        )
-        .remote(request["directory"] if name else None, IDLE_S)
-    )
-
-
-async def ready_keeper(request: Message) -> Any:
-    actor = await asyncio.to_thread(find_keeper, request)
-    try:
-        await asyncio.wait_for(actor.ready.remote(), _PROMPT_S)
-    except (asyncio.TimeoutError, GetTimeoutError):
-        raise NoRoomError(
-            "Ray has not started its keeper: what it asks for is in use there (`ray status`)"
-        ) from None
-    return actor
-
-
-async def give_back(names: list[str]) -> Message:
-    """Ends keepers; how many there were, and are left."""
-    found = {name: actor for name in names if (actor := await asyncio.to_thread(_named, name))}
-    await asyncio.gather(*map(_end, found.values()))
-    loop = asyncio.get_running_loop()
-    deadline, left = loop.time() + _GONE_S, set(found)
-    while left and loop.time() < deadline:
-        left = {name for name in left if await asyncio.to_thread(_named, name)}
-        await asyncio.sleep(_POLL_S if left else 0)
-    return {"before": len(found), "after": len(left)}
-
-
-def _named(name: str) -> Any:
-    with suppress(ValueError):
-        return ray.get_actor(name)
-    return None
-
-
-async def _end(actor: Any) -> None:
-    with suppress(RayError, asyncio.TimeoutError):  # one that only waits, or is gone
-        await asyncio.wait_for(actor.close_all.remote(), _CLOSING_S)
-    with suppress(RayError):
-        await asyncio.to_thread(ray.kill, actor)
-
-
-# -- streams ---------------------------------------------------------------------------------
-
-
 async def open_stream(request: Message, data: socket.socket, answers: socket.socket) -> None:
     actor = await ready_keeper(request)
     number = await actor.open.remote(request["command"])
@@ -223,7 +133,7 @@ async def open_stream(request: Message, data: socket.socket, answers: socket.soc
         for task in tasks:
             task.cancel()
         with suppress(RayError, asyncio.TimeoutError):
-            said = await asyncio.wait_for(actor.close.remote(number), _CLOSING_S)
+            said = await asyncio.wait_for(actor.close.remote(number), CLOSING_S)
             complaint = said or complaint
         if not request["name"]:
             ray.kill(actor)

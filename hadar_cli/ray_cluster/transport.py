@@ -101,8 +101,8 @@ _bridging = threading.Lock()
 
 def bridge_to(host: str) -> Bridge:
     """All nodes of a process share one."""
-    address = host if host.startswith("ray://") else host.removeprefix(PREFIX)
-    address = "auto" if address == "ray://auto" else address
+    address = host if host.startswith(f"{PREFIX}//") else host.removeprefix(PREFIX)
+    address = "auto" if address == f"{PREFIX}//auto" else address
     with _bridging:
         return _BRIDGES.setdefault(address, Bridge(address))
 
@@ -170,7 +170,7 @@ class RayTransport:
                 stream.complaint()  # a visit's keeper is ended before its last word
             stream.close()
 
-    def recalled(self) -> str:
+    def recalled(self, idle_s: float) -> str:
         return ""
 
     def move_on(self) -> None:

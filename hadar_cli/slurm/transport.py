@@ -67,7 +67,7 @@ class SlurmTransport:
     def close(self) -> None:
         self._transport.close()
 
-    def recalled(self) -> str:
+    def recalled(self, idle_s: float) -> str:
         return ""  # Slurm tells the allocation itself
 
     def move_on(self) -> None:

@@ -65,7 +65,7 @@ class SshTransport:
         while self._links:
             self._links.pop().close()
 
-    def recalled(self) -> str:
+    def recalled(self, idle_s: float) -> str:
         return ""
 
     def move_on(self) -> None: ...

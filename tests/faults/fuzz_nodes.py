@@ -176,7 +176,7 @@ class Pulls(Connection):
 
     def move_on(self, *_: Any) -> None: ...
 
-    def recalled(self) -> str:
+    def recalled(self, idle_s: float) -> str:
         return ""
 
     def heard_at(self) -> float:

@@ -37,7 +37,7 @@ CLIENT = "import ray, sys; ray.kill(ray.get_actor(sys.argv[2]))"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory) -> Iterator[RayLab]:
-    with running_ray(tmp_path_factory.mktemp("ray") / "lab", count=2) as lab:
+    with running_ray(tmp_path_factory.mktemp("ray") / "lab", count=2, has_client=True) as lab:
         yield lab
         family = {pid for node in lab.nodes for pid in (node.pid, *descendants(node.pid))}
         known = [(pid, processes.start_time(pid) or 0) for pid in family | set(lab.processes())]
@@ -56,6 +56,13 @@ def words_of_a_run(lab: RayLab) -> tuple[str, ...]:
     return ("run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
 
 
+def from_outside(lab: RayLab, path: Path) -> Path:
+    """The same machines, reached by Ray Client."""
+    text = lab.inventory.read_text()
+    path.write_text(text.replace(f"ray:{lab.address}", f"ray://127.0.0.2:{lab.client_port}"))
+    return path
+
+
 def kill_actor(lab: RayLab, name: str) -> None:
     """As anybody in the cluster may."""
     code = (
@@ -66,6 +73,7 @@ def kill_actor(lab: RayLab, name: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tmp_path):
+    """The last head comes from outside, by Ray Client: ``ray://``."""
     gate = tmp_path / "gate"
     (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(gate)))
     one, two = lab.names
@@ -96,8 +104,12 @@ def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tm
     head.send_signal(signal.SIGKILL)
     head.wait()
 
+    inventory = from_outside(lab, tmp_path / "client.toml")
+    head = start(tmp_path, "resume", "r", "-n", str(inventory))
+    merges_on(tmp_path, 2)
+    assert set(lab.keepers()) == keepers, "the keepers were found again, by Ray Client"
     gate.touch()
-    hadar(tmp_path, "resume", "r")
+    assert head.wait(240) == 0, head.communicate()[1]
     assert lab.keepers() == [], "the end of a run is the end of its actors"
     state = RunState(find_run(tmp_path / "runs", "r").facts.mix.jobs)
     for event in journal(tmp_path):

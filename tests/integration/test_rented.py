@@ -46,8 +46,8 @@ def no_head_outlives_its_test() -> Iterator[None]:
         STARTED.pop().kill()
 
 
-def start(cwd: Path, *words: str, **env: str) -> subprocess.Popen[str]:
-    code = "from hadar_cli.cli.main import main; main()"
+def start(cwd: Path, *words: str, code: str = "", **env: str) -> subprocess.Popen[str]:
+    code += "from hadar_cli.cli.main import main; main()"
     clean = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words],
@@ -184,19 +184,58 @@ def test_one_s_own_instance_is_started_and_stopped_again(lab, tmp_path):
     client.terminate_instances(InstanceIds=[own])
 
 
-@pytest.mark.timeout(300)
-def test_clean_ends_what_a_dead_head_left_and_proves_it(lab, tmp_path):
-    (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(tmp_path / "gate")))
-    head = start(tmp_path, "run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
+@pytest.mark.timeout(600)
+def test_an_instance_without_work_is_ended_until_there_is_some(lab, tmp_path):
+    """Then the run is cancelled, and another one's head killed: nothing stays, known or not."""
+    gate, one_copy = tmp_path / "gate", "fork: 1, name: NAME"
+    for name in ("first", "second"):
+        text = MIX.replace("GATE", str(gate)).replace("count: 3", one_copy).replace("NAME", name)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    hurry = "from hadar_cli.aws import fleet, transport\n"
+    hurry += "transport._MINUTE_S, fleet._SHORT_S = 0.2, 1.0\n"  # idle_minutes is 15
+    words = ("run", "first.yaml", "-n", str(lab.inventory), "--name", "r")
+    head = start(tmp_path, *words, code=hurry)
+    wait_until(lambda: len(lab.running()) == 2)
+    [idle] = set(lab.names) - {_at_work(tmp_path, "first")}
+    wait_until(lambda: idle not in lab.running())
+    wait_until(lambda: absences(tmp_path).get(idle) is Absence.AWAITED)
+    hadar(tmp_path, "add", "r", "second.yaml")
+    assert _at_work(tmp_path, "second") == idle
+    wait_until(lambda: set(lab.running()) == set(lab.names))
+    hadar(tmp_path, "cancel", "r")
+    assert head.wait(60) == 130, head.communicate()[0]
+    assert lab.running() == {}
+
+    head = start(tmp_path, "run", "first.yaml", "-n", str(lab.inventory), "--name", "s")
     wait_until(lambda: len(lab.running()) == 2)
     head.send_signal(signal.SIGKILL)
     head.wait()
     left = lab.running()
-    told = hadar(tmp_path, "clean", "r", "--yes")
+    (tmp_path / "runs" / "s").rename(tmp_path / "elsewhere")
+    told = hadar(tmp_path, "clean", "-n", str(lab.inventory), "--yes")
+    assert all(instance in told for instance in left.values()) and "hadar clean s" in told
+    assert lab.running() == left, "somebody's head may be at work on them"
+    told = hadar(tmp_path, "clean", "s", "-n", str(lab.inventory), expect=2)
+    assert "--yes" in told and lab.running() == left
+    hadar(tmp_path, "clean", "s", "-n", str(lab.inventory), "--yes")
     assert lab.running() == {}
-    assert all(instance in told for instance in left.values())
-    assert "Nothing of run r is left there" in told
+    told = hadar(tmp_path, "clean", "s", "-n", str(lab.inventory), "--yes", expect=2)
+    assert "there is no run" in told
     wait_until(lambda: not any(node.is_up for node in lab.nodes))
+
+
+def _at_work(cwd: Path, name: str) -> str:
+    """The device that trains the job of that name."""
+
+    def found() -> list[str]:
+        if not (cwd / "runs" / "r" / "journal.jsonl").exists():
+            return []
+        jobs = {job.name: job.id for job in find_run(cwd / "runs", "r").facts.mix.jobs}
+        began = (e for e in journal(cwd) if isinstance(e, events.CopyStarted))
+        return [e.device for e in began if e.job == jobs.get(name)]
+
+    wait_until(found)
+    return found()[-1]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hadar_cli.node.agent import processes
 from tests.support.lab import PROFILES, ROOT, Model, models_of, python_with_torch
-from tests.support.sshd import LabError, descendants
+from tests.support.sshd import LabError, descendants, free_ports
 
 __all__ = ["RayLab", "running_ray"]
 
@@ -54,7 +54,7 @@ for name in asked["names"]:
     node = cluster.add_node(
         wait=is_head, node_name=name, resources={name: 1}, num_cpus=4, num_gpus=1,
         node_ip_address="127.0.0.2", include_dashboard=False, include_log_monitor=False,
-        object_store_memory=80 << 20, **({"temp_dir": asked["temp"]} if is_head else {}),
+        object_store_memory=80 << 20, **(asked["of_head"] if is_head else {}),
     )
     found[name] = [one.process.pid for one in node.all_processes["raylet"]]
 if not asked["address"]:
@@ -86,10 +86,17 @@ class RayLab:
     temp: str
     models: list[Model]
     address: str = ""
+    client_port: int | None = None  # of Ray Client's server, if there is one
     raylets: dict[str, list[int]]
 
     @classmethod
-    def up(cls, directory: Path, profile: str = "testbed", count: int | None = None) -> RayLab:
+    def up(
+        cls,
+        directory: Path,
+        profile: str = "testbed",
+        count: int | None = None,
+        has_client: bool = False,
+    ) -> RayLab:
         directory = directory.resolve()
         if (directory / "lab.json").exists():
             raise LabError(f"there is a lab in {directory} already: scripts/lab down removes it")
@@ -98,6 +105,7 @@ class RayLab:
         (directory / "workdir").mkdir(mode=0o700, parents=True)
         temp = tempfile.mkdtemp(prefix="hadar-ray-")
         lab = cls(path=str(directory), temp=temp, models=models, raylets={})
+        lab.client_port = free_ports(1)[0] if has_client else None
         try:
             lab.start(*lab.names)
             lab.inventory.write_text(lab._nodes_toml())
@@ -167,7 +175,8 @@ class RayLab:
 
     def start(self, *names: str) -> None:
         """Raylets for these machines; the first of all is the cluster's head."""
-        asked = {"names": names, "address": self.address, "temp": self.temp}
+        of_head = {"temp_dir": self.temp, "ray_client_server_port": self.client_port}
+        asked = {"names": names, "address": self.address, "of_head": of_head}
         done = subprocess.run(
             [_python(), "-c", _STARTER],
             input=json.dumps(asked),
@@ -216,9 +225,11 @@ class RayLab:
 
 
 @contextmanager
-def running_ray(directory: Path, count: int = 1, profile: str = "testbed") -> Iterator[RayLab]:
+def running_ray(
+    directory: Path, count: int = 1, profile: str = "testbed", has_client: bool = False
+) -> Iterator[RayLab]:
     """A cluster for the length of a ``with`` block."""
-    lab = RayLab.up(directory, profile, count)
+    lab = RayLab.up(directory, profile, count, has_client)
     try:
         yield lab
     finally:

@@ -100,6 +100,7 @@ ALLOWED |= {room: _BEHIND_COMMANDS | {"cli"} for room in _COMMANDS}
 _PARTS = {"engine.tracker", "engine.rounds", "nodes.executor", "simulation.executor"}
 _ASSEMBLIES = {"assembly", "simulation.play"}
 _MOST_MODULES, _MOST_LINES = 12, 400
+_ENGINES, _MOST_LINES_OF_AN_ENGINE = ("ssh", "slurm", "ray_cluster", "aws", "pipes"), 250
 HEAD = sorted(room for room in ALLOWED if not room.startswith(("node.", "workloads")))
 HEAD.remove("node")
 
@@ -175,6 +176,15 @@ def test_a_file_is_short_enough_to_read():
     lines = {module: path.read_text().count("\n") for module, path in MODULES.items()}
     long = {module for module, count in lines.items() if count > _MOST_LINES}
     assert not long
+
+
+@pytest.mark.parametrize("engine", _ENGINES)
+def test_an_engine_is_a_few_short_files_and_knows_no_other(engine):
+    modules = [module for module in MODULES if room_of(module) == engine]
+    lines = {module: MODULES[module].read_text().count("\n") for module in modules}
+    assert not {one for one, count in lines.items() if count >= _MOST_LINES_OF_AN_ENGINE}
+    known = {room_of(name) for module in modules for name in IMPORTS[module]}
+    assert not known & (set(_ENGINES) - {engine})
 
 
 @pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {"workloads"}))

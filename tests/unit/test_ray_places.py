@@ -47,6 +47,13 @@ def test_nodes_of_a_block_are_the_machines_that_fit_by_their_addresses():
     assert all(node.is_allotted and not node.is_over_ssh for node in found)
 
 
+@pytest.mark.parametrize("host", ["auto", "h:6379", "[::1]:6379", "ray:auto", "ray://h:10001"])
+def test_a_cluster_is_named_as_ray_names_it(host):
+    [node] = nodes(f'[ray]\nname = "n"\nhost = "{host}"')
+    assert node.host == (host if host.startswith("ray:") else f"ray:{host}")
+    assert not node.is_over_ssh and node.ray
+
+
 @pytest.mark.parametrize("name", ["10.0.0.3", "host-c", "c", "id-c", "zone=c"])
 def test_a_machine_is_chosen_by_any_of_its_names(name):
     [node] = nodes(f'[[node]]\nname = "n"\nhost = "ray://h:10001"\nray = {{ node = "{name}" }}')

@@ -311,3 +311,17 @@ def test_an_instance_s_end_is_told_by_its_metadata_service(tmp_path, word, why):
     watch._token = "old"  # as after its time is over
     (tmp_path / word).touch()
     assert heard.wait(30) and why in told[0]
+
+
+def test_a_machine_rests_only_while_no_job_waits_and_is_wanted_when_one_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("hadar_cli.aws.fleet._SHORT_S", 0.0)
+    fleet = Fleet(account.Account(None, None, None), "r", "t", tmp_path)
+    fleet.need(is_short=True)
+    assert not fleet.rest("a") and not fleet.rests("a"), "a job waits for it"
+    fleet.need(is_short=False)
+    assert fleet.rest("a") and fleet.rests("a") and not fleet.rests("b")
+    fleet.need(is_short=True)
+    assert fleet.rests("a"), "between two rounds every job waits for a moment"
+    time.sleep(0.001)
+    fleet.need(is_short=True)
+    assert not fleet.rests("a")

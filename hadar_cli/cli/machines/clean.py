@@ -52,7 +52,12 @@ def clean(
     """
     if run and everything:
         raise InputError("--all and the name of a run exclude each other", field="--all")
-    stores = _stores(run, runs_dir)
+    try:
+        stores = _stores(run, runs_dir)
+    except InputError:
+        if not run or not _clean_unknown(run, nodes, yes):
+            raise
+        return
     name = stores[0].directory.name if run else None
     # Of a run also those that were drained: it has left its files there.
     machines = stores[0].facts.nodes if run else read_inventory(nodes)
@@ -69,11 +74,50 @@ def clean(
         for node, tidied in done.items():
             if tidied.note:
                 stdout().print(f"{node}: {tidied.note}")
+    if not run and not as_json:
+        _show_strays(machines, stores)
     if failed:
         fix = "mend what is said above, then clean again"
         raise UnfinishedError("not every machine is clean", fix)
     if not as_json:
         stdout().print(f"Nothing of {f'run {name}' if name else 'hadar'} is left there.")
+
+
+def _clean_unknown(run: str, nodes: Path, yes: bool) -> bool:
+    """Ends machines that were rented for a run of that name, wherever its directory is."""
+    from hadar_cli.aws.strays import end_strays, find_strays
+
+    try:
+        strays = find_strays(read_inventory(nodes), (), run)
+    except InputError:
+        return False
+    if not strays:
+        return False
+    for stray in strays:
+        stdout().print(f"{stray.id}, node {stray.node} of run {run}, up since {stray.since}")
+    what = f"{len(strays)} instances of run {run}, which is not in this directory"
+    if not yes and not sys.stdin.isatty():
+        raise InputError(f"this ends {what}", fix="--yes says that it may")
+    if not yes and not typer.confirm(f"End {what}? A head elsewhere would lose them.", err=True):
+        raise typer.Exit(0)
+    end_strays(strays)
+    if left := find_strays(read_inventory(nodes), (), run):
+        names = ", ".join(stray.id for stray in left)
+        raise UnfinishedError(f"{names} still there", "look again in a minute")
+    stdout().print(f"Ended all of them; no instance of run {run} is left.")
+    return True
+
+
+def _show_strays(machines: Sequence[Node], stores: Sequence[RunStore]) -> None:
+    """What costs money unseen; somebody else's head may use it."""
+    from hadar_cli.aws.strays import find_strays
+
+    known = [store.facts.token for store in stores]
+    for stray in find_strays(machines, known, None):
+        stdout().print(
+            f"{stray.id}, node {stray.node} of run {stray.run}, is up since {stray.since}, "
+            f"and that run is not in this directory: hadar clean {stray.run} ends it"
+        )
 
 
 def _stores(run: str | None, runs_dir: Path) -> list[RunStore]:

@@ -368,11 +368,12 @@ class SessionThreads:
                 self._connection.abort()
 
     def _watch(self) -> None:
+        busy_at = 0.0
         while not self._closing.wait(decisions.LOOK_EVERY_S):
-            link = self._link
+            link, now = self._link, time.monotonic()
             heard_at = max(link.heard_at if link else 0.0, self._connection.heard_at())
-            now = time.monotonic()
-            if link and (why := self._connection.recalled()):
+            busy_at = now if self._session.held or not link else busy_at
+            if link and (why := self._connection.recalled(now - busy_at)):
                 self._decide(NodeSession.used, {"event": "leaving", "why": why})
             self._decide(NodeSession.look, heard_at, now)
 
