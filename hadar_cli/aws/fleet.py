@@ -67,7 +67,8 @@ class Fleet:
         self._fresh: dict[str, tuple[float, Machine]] = {}
         self._is_out_of_money = False
         self._resting: set[str] = set()  # nodes whose instances were ended for want of work
-        self._short_since: float | None = None  # when jobs began to wait for machines
+        # When jobs began to wait for machines; they do until somebody tells otherwise.
+        self._short_since: float | None = time.monotonic()
 
     @classmethod
     def of(cls, request: AwsRequest, run: str, token: str, directory: Path) -> Fleet:
@@ -180,6 +181,7 @@ class Fleet:
     def wake(self) -> None:
         """There may be work for all."""
         self._resting.clear()
+        self._short_since = time.monotonic()
 
     def rest(self, node: str) -> bool:
         """A node that has nothing to do may end its instance, unless jobs wait; whether it may."""

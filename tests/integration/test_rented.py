@@ -203,7 +203,7 @@ def test_an_instance_without_work_is_ended_until_there_is_some(lab, tmp_path):
     assert _at_work(tmp_path, "second") == idle
     wait_until(lambda: set(lab.running()) == set(lab.names))
     hadar(tmp_path, "cancel", "r")
-    assert head.wait(60) == 130, head.communicate()[0]
+    assert head.wait(180) == 130, head.communicate()[0]
     assert lab.running() == {}
 
     head = start(tmp_path, "run", "first.yaml", "-n", str(lab.inventory), "--name", "s")
