@@ -92,8 +92,9 @@ def unfold(
     points = list(_points(row, spot, f"{seed} {job.name}"))
     if "promote" in row:
         promote = _promotion(row["promote"], job, len(points), spot.inside("promote"), metric)
-        # A trial's model must not depend on the machines that it was given.
-        job = replace(job, promote=promote, fork=job.fork or 1)
+        job = replace(job, promote=promote)
+        if job.fork is None:  # a trial's model must not depend on the machines that it was given
+            job = replace(job, fork=1, mode="alone" if job.mode == "auto" else job.mode)
     names = _names(job.name, points)
     return [_trial(job, names[i], i, point) for i, point in enumerate(points)]
 

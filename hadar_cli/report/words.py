@@ -116,15 +116,33 @@ def _ended(event: events.Event, state: RunState) -> str:
 
 def _passed(event: events.MilestonePassed, state: RunState) -> str:
     job, name = state.jobs[event.job], _job(state, event.job)
-    promote = job.job.promote
-    if not promote or event.step not in promote.rungs:
-        return f"{name} goes on after step {event.step:,}"
+    promote, stop = job.job.promote, job.job.stop
+    goes_on = f"{name} goes on after step {event.step:,}"
+    told = ", ".join(plain(figure, 30) for figure in job.quality or {}) or "nothing"
+    if not promote or not _is_at_rung(event, state):
+        if stop and _lacks_metric(event, state):
+            what = f"it does not report {plain(stop.metric, 30)!r}, only {told}"
+            return f"{goes_on}, and nothing will stop it early: {what}"
+        return goes_on
     if event.score is None:
-        told = ", ".join(plain(figure, 30) for figure in job.quality or {}) or "nothing"
         what = f"it does not report {plain(promote.metric, 30)!r}, only {told}"
-        return f"{name} goes on after step {event.step:,} without being judged: {what}"
+        return f"{goes_on} without being judged: {what}"
     score = f"{plain(promote.metric, 30)} {figures(event.score)}"
     return f"{name} is promoted at step {event.step:,}: {score}"
+
+
+def _is_at_rung(event: events.MilestonePassed, state: RunState) -> bool:
+    promote = state.jobs[event.job].job.promote
+    return promote is not None and event.step in promote.rungs
+
+
+def _lacks_metric(event: events.MilestonePassed, state: RunState) -> bool:
+    """Whether it has just turned out that the job does not report what is to stop it."""
+    job = state.jobs[event.job]
+    stop = job.job.stop
+    if stop is None or event.step != stop.every:
+        return False
+    return job.score_at(event.step, stop.metric) is None
 
 
 def not_handed_in(event: events.RunStopped) -> str:
@@ -144,8 +162,7 @@ def is_news(event: events.Event, state: RunState) -> bool:
         case events.CopyFinished():
             return bool(event.quality)
         case events.MilestonePassed():
-            promote = state.jobs[event.job].job.promote
-            return promote is not None and event.step in promote.rungs
+            return _is_at_rung(event, state) or _lacks_metric(event, state)
         case events.WeightsMerged():
             return bool(event.refused) or state.jobs[event.job].is_trained
         case events.CopyLost():

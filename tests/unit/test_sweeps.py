@@ -12,6 +12,7 @@ from hadar_cli.core.measures.sweeps import sweeps_of
 from hadar_cli.core.model import Mix
 from hadar_cli.engine.ports import HandedIn
 from hadar_cli.errors import InputError
+from hadar_cli.report.words import describe, is_news
 from tests.support.worlds import World, make_nodes, make_world
 
 STEPS = 270
@@ -106,7 +107,7 @@ def test_rungs_come_by_themselves(mix_of):
     assert mix_of(text).jobs[0].promote.rungs == (67, 135)
     few = text.replace("[0.0, 0.01, 0.1]}", "[0.0]}")
     assert mix_of(few).jobs[0].promote.rungs == (67,)
-    assert {job.fork for job in mix_of(text).jobs} == {1}
+    assert {(job.fork, job.mode) for job in mix_of(text).jobs} == {(1, "alone")}
 
 
 # -- who trains on -------------------------------------------------------------------------------
@@ -221,3 +222,14 @@ def test_a_job_on_a_plateau_ends(mix_of):
     (job,) = world.state.jobs.values()
     assert len(job.done) == 150  # the best is reached at 90, and 120 and 150 are no better
     assert "no better mse in 2 measurements" in job.cut_short
+
+
+def test_a_stop_by_a_metric_that_nobody_reports_stops_nothing_and_says_so_once(mix_of):
+    stop = "stop: {metric: accuracy, patience: 2, every: 90}"
+    mix = mix_of(f"jobs:\n- {{script: train.py, steps: 270, {stop}}}\n")
+    world = swept(mix, np.ones((1, STEPS + 1)), SPEEDS)
+    assert len(world.state.jobs[0].done) == STEPS
+    passed = [e for e in world.journal.events if isinstance(e, events.MilestonePassed)]
+    told = [describe(event, world.state) for event in passed if is_news(event, world.state)]
+    (warning,) = [words for words in told if "nothing will stop it early" in words]
+    assert "does not report 'accuracy', only mse" in warning
