@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from hadar_cli.project.selection import Selection
 from hadar_cli.trial.record import Record, read_record
 
 _PACKAGE = Path(hadar_cli.__file__).parents[1]
+_LOOK_EVERY_S = 0.1
+_MOST_OFTEN = 20  # times its patience, for a script that opens files and never updates
 _MOST_COPIED = 256 << 20  # bytes of what stays behind in a run, of each folder or file
 _NOT_READ = ("being a virtual environment", "being a run of hadar", "hadar's own rule")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # results that can be compared
@@ -57,11 +60,16 @@ class ByHand:
             )
 
     def wait(self, seconds: float) -> Ended:
-        late = False
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            late = True
+        """Waits for its end, or until it has recorded nothing for so many seconds."""
+        began = heard = time.monotonic()
+        size, late = 0, False
+        while self._process.poll() is None and not late:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOOK_EVERY_S)
+            now = time.monotonic()
+            if self._trace.exists() and (recorded := self._trace.stat().st_size) != size:
+                size, heard = recorded, now
+            late = now > min(heard + seconds, began + _MOST_OFTEN * seconds)
         self.end()
         log = self._log.read_text(errors="replace")
         return Ended(read_record(self._trace), late, self._process.returncode, log)

@@ -84,9 +84,11 @@ class Comparison:
         self._runs += 1
         path = self._stage.store.directory / f"under-hadar-{self._runs}.trace"
         job = self._stage.job_apart(max(length, self._steps), path)
-        steps, seconds = (0, self._steps), self._patience.start_s
-        order = self._stage.probe(DEVICES[0], steps, None, seconds, job, job_seed=0, seed=0)
-        (end,) = self._stage.await_all([order], seconds + self._patience.grace_s)
+        steps, patience = (0, self._steps), self._patience
+        order = self._stage.probe(
+            DEVICES[0], steps, None, patience.order_s, job, job_seed=0, seed=0
+        )
+        (end,) = self._stage.await_all([order], patience.start_s + patience.grace_s)
         self._findings.demand(_NAME, words.explain_end(end, None, self._steps))
         record = read_record(path)
         self._opened += [self._at_home(path) for path in record.opened]

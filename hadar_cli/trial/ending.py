@@ -54,9 +54,9 @@ class Ending:
     def _do(
         self, steps: tuple[int, int], weights: str | None, errand: str | None, **how: Any
     ) -> HandedIn:
-        seconds = self._patience.start_s
-        order = self._stage.probe(DEVICES[0], steps, weights, seconds, self._job, **how)
-        (end,) = self._stage.await_all([order], seconds + self._patience.grace_s)
+        patience = self._patience
+        order = self._stage.probe(DEVICES[0], steps, weights, patience.order_s, self._job, **how)
+        (end,) = self._stage.await_all([order], patience.start_s + patience.grace_s)
         fault = words.explain_end(end, None, steps[1] - steps[0], is_errand=errand is not None)
         if fault and errand:
             fault = Fault(f"asked for {errand}, {fault.what}", fault.fix)

@@ -12,11 +12,12 @@ Tell = Callable[[Check], None]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a trial waits, in seconds."""
+    """How long a trial waits, in seconds: with who tells of its steps, only while it is silent."""
 
-    start_s: float = 60.0  # for a copy's first steps
+    start_s: float = 60.0  # for a copy's first steps, or the next
     deadline_s: float = 2.0  # of the order that is too long for it
     grace_s: float = 5.0  # past a deadline
+    order_s: float = 3600.0  # of orders whose steps are to be done, however long they take
     leave_s: float = 8.0  # after SIGTERM; two more, and its node kills it
 
 

@@ -64,13 +64,15 @@ class Resume:
         return sum(distances(path(one), path(two)).values())
 
     def _probe(self, *wanted: tuple[str | None, tuple[int, int]]) -> list[_Probed]:
-        name, seconds = "restores its weights", self._patience.start_s
+        name, patience = "restores its weights", self._patience
         orders = [
-            self._stage.probe(device, steps, weights, seconds, global_step=self._merged.steps)
+            self._stage.probe(
+                device, steps, weights, patience.order_s, global_step=self._merged.steps
+            )
             for device, (weights, steps) in zip(DEVICES, wanted, strict=True)
         ]
         probed = []
-        for end in self._stage.await_all(orders, seconds + self._patience.grace_s):
+        for end in self._stage.await_all(orders, patience.start_s + patience.grace_s):
             self._findings.demand(name, words.explain_end(end, None, len(end.order.steps)))
             assert end.handed_in
             if not end.handed_in.weights:

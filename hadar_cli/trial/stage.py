@@ -54,6 +54,8 @@ class Ended:
     handed_in: HandedIn | None = None
     lost: Failed | None = None
     progressed: bool = False
+    steps: int = 0  # it told of so far
+    told: int = 0  # how often it told of more
     after_s: float = 0.0
 
     @property
@@ -188,20 +190,21 @@ class Stage(Observer):
     # -- waiting -----------------------------------------------------------------------------
 
     def watch(self, orders: Sequence[CopyOrder], seconds: float) -> Iterator[dict[str, Ended]]:
-        """How the orders stand, again and again, until all are over or the time is up."""
-        began = self.executor.now()
+        """How the orders stand, again and again, until all are over, or none of them has been
+        heard of for so many seconds: a slow machine is no fault of a script."""
+        began = heard = self.executor.now()
         seen = {order.attempt: Ended(order) for order in orders}
         while True:
             yield seen
             now = self.executor.now()
-            if all(one.is_over for one in seen.values()) or now > began + seconds:
+            if all(one.is_over for one in seen.values()) or now >= heard + seconds:
                 return
-            for report in self.executor.wait(min(now + 0.1, began + seconds)):
+            for report in self.executor.wait(min(now + 0.1, heard + seconds)):
                 if not isinstance(report, Progressed | HandedIn | Failed):
                     continue
                 if one := seen.get(report.attempt):
-                    after = self.executor.now() - began
-                    seen[report.attempt] = _with(one, report, after)
+                    heard = self.executor.now()
+                    seen[report.attempt] = _with(one, report, heard - began)
 
     def await_all(self, orders: Sequence[CopyOrder], seconds: float) -> list[Ended]:
         *_, standing = self.watch(orders, seconds)
@@ -213,7 +216,8 @@ def _with(one: Ended, report: Progressed | HandedIn | Failed, after_s: float) ->
         return replace(one, handed_in=report, after_s=after_s)
     if isinstance(report, Failed):
         return replace(one, lost=report, after_s=after_s)
-    return replace(one, progressed=True)
+    told = one.told + (report.steps > one.steps)
+    return replace(one, progressed=True, steps=report.steps, told=told)
 
 
 @contextmanager

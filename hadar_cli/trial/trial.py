@@ -25,6 +25,7 @@ from hadar_cli.trial.stage import DEVICES, Ended, Stage, open_stage
 from hadar_cli.trial.weights import describe
 from hadar_cli.trial.words import Check, Fault
 
+_LAST_TOLD = 3  # times that a copy may tell of more steps while it comes to its end
 _MANY = 4_000  # steps that hardly a script does in seconds; a copy starts that far into the job
 
 
@@ -106,9 +107,9 @@ class Trial:
     def _round(self, stage: Stage, name: str) -> list[Ended]:
         """Both copies do their steps; anything else ends the trial."""
         stage.begin_round()
-        seconds = self._patience.start_s
-        orders = [stage.hand_out(device, self._steps, seconds) for device in DEVICES]
-        ends = stage.await_all(orders, seconds + self._patience.grace_s)
+        patience = self._patience
+        orders = [stage.hand_out(device, self._steps, patience.order_s) for device in DEVICES]
+        ends = stage.await_all(orders, patience.start_s + patience.grace_s)
         for end in ends:
             self._findings.demand(name, words.explain_end(end, stage.accept(end), self._steps))
         losses = [end.handed_in.result.loss for end in ends if end.handed_in]
@@ -126,9 +127,9 @@ class Trial:
         """More steps than can be done: one copy must stop by itself, the other when told to."""
         patience = self._patience
         stage.begin_round()
-        limit = patience.deadline_s + self._took_s + patience.grace_s
+        limit = patience.deadline_s + 3 * self._took_s + patience.grace_s
         timed = stage.hand_out(DEVICES[0], _MANY, patience.deadline_s)
-        told = stage.hand_out(DEVICES[1], _MANY, patience.start_s + limit)
+        told = stage.hand_out(DEVICES[1], _MANY, patience.order_s)
         ends = self._recall_one(stage, timed, told, limit)
         self._judge_deadline(stage, ends[0])
         self._judge_leaving(stage, ends[1])
@@ -137,24 +138,29 @@ class Trial:
     def _recall_one(
         self, stage: Stage, timed: CopyOrder, told: CopyOrder, limit_s: float
     ) -> list[Ended]:
-        """Recalls ``told`` once it trains. Waits for ``timed`` up to its limit, then for both."""
-        began, recalled_at = stage.executor.now(), None
+        """Recalls ``told`` once it trains, and waits for both as long as they may be about to end:
+        of a copy that tells of its steps, until it goes on with them in spite of all."""
+        began = stage.executor.now()
+        due = {timed.attempt: began + limit_s}  # when a copy that says nothing is too late
+        told_then: dict[str, int] = {}  # how often it had told of steps by then
         standing: dict[str, Ended] = {}
-        for standing in stage.watch([timed, told], limit_s + self._patience.leave_s):
+        for standing in stage.watch([timed, told], self._patience.start_s + limit_s):
             now = stage.executor.now()
             trains = standing[told.attempt].progressed or now > began + 1.0 + 3 * self._took_s
-            if trains and recalled_at is None:
-                recalled_at = now
+            if trains and told.attempt not in due:
+                due[told.attempt] = now + self._patience.leave_s
                 stage.executor.recall([told.attempt])
-            late = now > began + limit_s and not standing[timed.attempt].is_over
-            left = recalled_at and now > recalled_at + self._patience.leave_s
-            if late and (left or standing[told.attempt].is_over):
+            late = {attempt for attempt, at in due.items() if now > at}
+            if all(
+                end.is_over or (attempt in late and goes_on(end, told_then))
+                for attempt, end in standing.items()
+            ):
                 break
         return [standing[timed.attempt], standing[told.attempt]]
 
     def _judge_deadline(self, stage: Stage, end: Ended) -> None:
         name = "stops at its deadline"
-        if not end.is_over:
+        if not end.is_over or self._did_all_too_late(end):
             self._findings.add(words.PAST_DEADLINE.at(name))
         elif end.lost and self._is_beyond(end.order):
             self._findings.warn(name, self._ends_by_itself(end))
@@ -164,6 +170,12 @@ class Trial:
             assert end.handed_in
             steps = end.handed_in.result.steps
             self._findings.tell(name, f"{steps} steps in {end.order.seconds:.0f} s")
+
+    def _did_all_too_late(self, end: Ended) -> bool:
+        """Whether it took its steps for more than its deadline, and only these ended it."""
+        patience = self._patience
+        is_late = end.after_s > patience.deadline_s + self._took_s + patience.grace_s
+        return bool(end.handed_in and end.handed_in.result.steps >= _MANY and is_late)
 
     def _judge_leaving(self, stage: Stage, end: Ended) -> None:
         name = "leaves when told to"
@@ -189,3 +201,10 @@ class Trial:
     def _fault_of_part(self, stage: Stage, end: Ended) -> Fault | None:
         """As for a whole order, except that it need not be done in full."""
         return words.explain_end(end, stage.accept(end), 0)
+
+
+def goes_on(end: Ended, told_then: dict[str, int]) -> bool:
+    """Whether a copy that should have ended by now still trains: one that tells of steps has told
+    of more, again and again; of any other its time is all there is."""
+    first = told_then.setdefault(end.order.attempt, end.told)
+    return not end.progressed or end.told > first + _LAST_TOLD

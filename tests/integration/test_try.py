@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from hadar_cli.trial.findings import Patience
 from hadar_cli.trial.trial import Trial, launch_of
 from hadar_cli.trial.words import Check, Status
+from tests.integration.test_venv import make_wheel
 
 BROKEN = Path(__file__).parents[1] / "support" / "broken"
 PATIENCE = Patience(start_s=90.0, deadline_s=1.0, grace_s=8.0)
@@ -160,10 +162,12 @@ def test_a_script_that_is_not_there_is_refused(tmp_path):
 
 MODULE = """
 import os
+import sys
 from pathlib import Path
 
 import torch
 
+import hadar_test_package
 from package.names import SAMPLES
 from hadar_cli import training
 
@@ -171,6 +175,7 @@ inside, outside = os.environ["HADAR_DATA"].split(os.pathsep)
 assert Path(inside, "a.txt").read_text() == Path("data/a.txt").read_text() == "inside"
 assert Path(outside).read_text() == Path("words.txt").read_text() == "outside"
 assert os.environ["COLOUR"] == "blue"
+assert hadar_test_package.VERSION == 1.5 and "venvs" in sys.prefix
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
@@ -180,7 +185,7 @@ with training(model, optimizer, epochs=3) as t:
 """
 
 
-def test_a_job_of_a_mix_is_tried_with_its_data_and_as_a_module(tmp_path):
+def test_a_job_of_a_mix_is_tried_with_its_data_and_packages_and_as_a_module(tmp_path):
     project = tmp_path / "project"
     (project / "package").mkdir(parents=True)
     (project / "package" / "__init__.py").touch()
@@ -190,14 +195,18 @@ def test_a_job_of_a_mix_is_tried_with_its_data_and_as_a_module(tmp_path):
     (project / "data" / "a.txt").write_text("inside")
     (project / "pyproject.toml").touch()
     (tmp_path / "words.txt").write_text("outside")
+    make_wheel(tmp_path / "wheels", "1.5")
+    packages = f"--no-index\n--find-links {tmp_path / 'wheels'}\nhadar-test-package\n"
+    (project / "packages.txt").write_text(packages)
     (project / "mix.yaml").write_text(
         "jobs: [{module: package.train, steps: 24, data: [data, ../words.txt], "
-        "env: {COLOUR: blue}}]"
+        "env: {COLOUR: blue}, venv: packages.txt}]"
     )
     words = ["try", "mix.yaml", "--json", "--steps", "4", "--patience", "120"]
     answer = subprocess.run(
         [sys.executable, "-m", "hadar_cli.cli.main", *words],
         cwd=project,
+        env={**os.environ, "HOME": str(tmp_path)},  # where this computer keeps environments
         capture_output=True,
         text=True,
         check=False,

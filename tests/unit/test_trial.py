@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 from hadar_cli.core.model import Job
 from hadar_cli.core.reasons import Loss, Unfit
 from hadar_cli.core.steps import StepSet
-from hadar_cli.engine.ports import CopyOrder, CopyResult, Failed, HandedIn
+from hadar_cli.engine.ports import CopyOrder, CopyResult, Failed, HandedIn, Progressed
 from hadar_cli.trial import words
-from hadar_cli.trial.stage import Ended
+from hadar_cli.trial.stage import Ended, Stage
+from hadar_cli.trial.trial import goes_on
 from hadar_cli.trial.weights import alter, describe, distances, has_optimizer_state
 
 ORDER = CopyOrder("a", Job(0, "j", 10, 1), "one", StepSet.of([(0, 8)]), 60, None, 1, 1, 2, 0, 1, 1)
@@ -43,6 +44,45 @@ def test_every_way_to_end_badly_has_its_words(end, told):
     assert fault
     assert told in fault.what
     assert fault.fix
+
+
+class Slow:
+    """An executor on a machine where an order is heard of once in 50 s."""
+
+    def __init__(self, words: int) -> None:
+        self._left, self._now = words, 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def wait(self, until: float) -> list:
+        before, self._now = self._now, until
+        if until // 50 == before // 50 or not self._left:
+            return []
+        self._left -= 1
+        steps = int(until // 50)
+        return [Progressed("a", steps, until), *([handed_in(8).handed_in] if steps == 8 else [])]
+
+
+def test_patience_is_with_silence_not_with_slowness():
+    stage = Stage.__new__(Stage)
+    stage.executor = Slow(words=8)
+    (end,) = stage.await_all([ORDER], 60.0)
+    assert end.handed_in and (end.steps, end.told) == (8, 8)
+    assert end.after_s == pytest.approx(400, abs=1)
+
+    stage.executor = Slow(words=3)
+    (end,) = stage.await_all([ORDER], 60.0)
+    assert not end.is_over and end.steps == 3
+    assert stage.executor.now() == pytest.approx(210, abs=1)
+
+
+def test_a_copy_goes_on_where_it_tells_of_more_steps_again_and_again():
+    then: dict[str, int] = {}
+    assert not goes_on(Ended(ORDER, progressed=True, told=7), then)
+    assert not goes_on(Ended(ORDER, progressed=True, told=10), then), "it comes to its end"
+    assert goes_on(Ended(ORDER, progressed=True, told=11), then)
+    assert goes_on(Ended(ORDER), {}), "of one that never tells, its time is all there is"
 
 
 def test_a_whole_order_is_no_fault():

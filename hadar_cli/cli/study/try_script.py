@@ -38,7 +38,7 @@ def try_script(
     patience_s: Annotated[
         float,
         typer.Option(
-            "--patience", metavar="SECONDS", min=1, help="How long to wait for first steps."
+            "--patience", metavar="SECONDS", min=1, help="How long to wait for a next step."
         ),
     ] = 60.0,
     as_json: AsJson = False,
