@@ -7,3 +7,4 @@ MEMBER_LOST = "MemberLost"  # a gang's member ends because of another one
 BEGUN_AGAIN = "hadar: the loop over t.loader was begun again when no step was left"  # in a log
 NO_GPU = "hadar: the node's GPU is not seen by its torch"  # a worker's last words, then a version
 NO_UPDATE = "hadar: a step made no update"  # in a log
+EARLY_UPDATE = "hadar: an update came before its step's last mini-batch"  # in a log

@@ -73,6 +73,10 @@ class Comparison:
         self.length = record.length or hand.record.length
         self._compare(hand.record, record)
 
+    def own_length(self) -> int:
+        """The steps that the script trains by hand; 0 where it did not say."""
+        return self._hand().record.length
+
     def _hand(self) -> by_hand.Ended:
         if self._ended is None:
             self._ended = self._process.wait(self._patience.start_s)

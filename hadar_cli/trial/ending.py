@@ -6,7 +6,7 @@ from typing import Any
 
 from hadar_cli.engine.ports import HandedIn
 from hadar_cli.node.agent_events import Exited
-from hadar_cli.node.last_words import BEGUN_AGAIN, NO_UPDATE
+from hadar_cli.node.last_words import BEGUN_AGAIN, EARLY_UPDATE, NO_UPDATE
 from hadar_cli.trial import words
 from hadar_cli.trial.findings import Findings, Patience
 from hadar_cli.trial.record import read_record
@@ -79,4 +79,6 @@ class Ending:
                 self._findings.warn("has its epochs from t.epochs", words.EPOCHS)
         if NO_UPDATE in left.log:
             self._findings.warn("makes an update in every step", words.ACCUMULATES)
+        if EARLY_UPDATE in left.log:
+            self._findings.warn("ends its steps with an update", words.EARLY_UPDATE)
         self._findings.tell(_NAME, f"{', '.join(kinds)}; then it leaves by itself")

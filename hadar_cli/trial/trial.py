@@ -75,7 +75,7 @@ class Trial:
 
     def _try(self, stage: Stage, comparison: Comparison) -> None:
         try:
-            self._rounds(stage)
+            self._rounds(stage, comparison)
             comparison.judge()
         finally:
             comparison.judge_files()  # a file that is not there may be why it crashed
@@ -88,8 +88,8 @@ class Trial:
 
     # -- rounds ------------------------------------------------------------------------------
 
-    def _rounds(self, stage: Stage) -> None:
-        ends = self._round(stage, "starts and hands in")
+    def _rounds(self, stage: Stage, comparison: Comparison) -> None:
+        ends = self._round(stage, "starts and hands in", comparison)
         self._first = [end.handed_in.result for end in ends if end.handed_in]
         self._took_s = max(end.after_s for end in ends)
         self._findings.tell("starts and hands in", f"two copies, done after {self._took_s:.1f} s")
@@ -98,20 +98,23 @@ class Trial:
         merged = describe(stage.path(stage.weights)) if stage.weights else ""
         self._findings.tell("leaves weights that can be merged", merged)
 
-        ends = self._round(stage, "goes on after a merge")
+        ends = self._round(stage, "goes on after a merge", comparison)
         self._merge(stage, "goes on after a merge")
         self._stays = all(end.handed_in and end.handed_in.stays for end in ends)
         how = "in the same process" if self._stays else "started anew for every round"
         self._findings.tell("goes on after a merge", how)
 
-    def _round(self, stage: Stage, name: str) -> list[Ended]:
+    def _round(self, stage: Stage, name: str, comparison: Comparison) -> list[Ended]:
         """Both copies do their steps; anything else ends the trial."""
         stage.begin_round()
         patience = self._patience
         orders = [stage.hand_out(device, self._steps, patience.order_s) for device in DEVICES]
         ends = stage.await_all(orders, patience.start_s + patience.grace_s)
         for end in ends:
-            self._findings.demand(name, words.explain_end(end, stage.accept(end), self._steps))
+            fault = words.explain_end(end, stage.accept(end), self._steps)
+            if fault and end.lost:
+                fault = words.explain_length(fault, end, comparison.own_length())
+            self._findings.demand(name, fault)
         losses = [end.handed_in.result.loss for end in ends if end.handed_in]
         self._losses.append(statistics.fmean([loss for loss in losses if loss is not None] or [0]))
         return ends

@@ -159,6 +159,11 @@ ACCUMULATES = Fault(
     "say training(..., accumulate=N) if N mini-batches make an update: a step is then one update, "
     "and no order ends within one",
 )
+EARLY_UPDATE = Fault(
+    "it updates before the last of a step's mini-batches: gradients after that wait for the next "
+    "step, and are lost where that is another copy's, or after an interruption",
+    "update when the last of them is in: (i + 1) % N == 0 in place of i % N == 0",
+)
 REPLACED = Fault(
     "cannot tell: {} draws from global random numbers, for which the job's seed stands under hadar",
     "draw from a generator of its own, an attribute of the sampler (self.generator = "
@@ -235,6 +240,14 @@ def explain_end(
             "try it with smaller data or a smaller model, or give it more time: --patience",
         )
     return None
+
+
+def explain_length(fault: Fault, end: Ended, length: int) -> Fault:
+    """The same, where the order went beyond the steps that the script has by itself."""
+    if not 0 < length < end.order.steps.ranges[-1][1]:
+        return fault
+    what = f"this trial goes beyond the script's own {length} steps, and there {fault.what}"
+    return Fault(what, f"try it with fewer: --steps {max(1, length // 4)}. {fault.fix}")
 
 
 def _explain_loss(lost: Failed) -> Fault:

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hadar_cli import training
+from hadar_cli.node.last_words import EARLY_UPDATE
 from hadar_cli.node.slices import parse_slices, take
+from hadar_cli.node.training.attempt import say_once
 from hadar_cli.node.training.checkpoints import checkpoint
 from hadar_cli.node.training.pacing import Pace
 
@@ -302,6 +304,22 @@ def test_sigterm_ends_reading_past_what_others_train(order):
             t.step(model(x).mean())
     result = result_of(placed)
     assert (result["steps"], result["stopped"], result["waiting"]) == (0, "signal", False)
+
+
+@pytest.mark.parametrize(("offset", "is_told"), [(0, True), (1, False)])
+def test_an_update_before_a_steps_last_mini_batch_is_told(order, capsys, offset, is_told):
+    """Gradients that come after it are not handed in."""
+    order(STEPS=2, SLICES="0:2")
+    say_once.cache_clear()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with training(model, optimizer, accumulate=2) as t:
+        for i, (x, _) in enumerate(t.loader(Numbers(8), batch_size=2)):
+            model(x).mean().backward()
+            if (i + offset) % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert (EARLY_UPDATE in capsys.readouterr().out) == is_told
 
 
 def test_an_error_in_the_loop_leaves_no_result(order):

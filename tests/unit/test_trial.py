@@ -89,6 +89,18 @@ def test_a_whole_order_is_no_fault():
     assert words.explain_end(handed_in(8), None, 8) is None
 
 
+def test_a_failure_beyond_the_scripts_own_end_is_told_as_one():
+    end = lost(Loss.EXITED, "it exited with code 1", "RuntimeError: left")
+    fault = words.explain_end(end, None, 8)
+    assert fault
+    assert words.explain_length(fault, end, 8) is fault, "the order is as long as the script"
+    assert words.explain_length(fault, end, 0) is fault
+    told = words.explain_length(fault, end, 6)
+    assert "beyond the script's own 6 steps, and there it crashed" in told.what
+    assert told.fix.startswith("try it with fewer: --steps 1.")
+    assert "RuntimeError: left" in told.fix
+
+
 def test_the_end_of_the_log_is_in_the_fix():
     fault = words.explain_end(lost(Loss.EXITED, log="one\n\nValueError: no"), None, 8)
     assert fault

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from hadar_cli.node.contract import Order, is_under_orders
-from hadar_cli.node.last_words import BEGUN_AGAIN, NO_UPDATE
+from hadar_cli.node.last_words import BEGUN_AGAIN, EARLY_UPDATE, NO_UPDATE
 from hadar_cli.node.slices import Slices, before
 from hadar_cli.node.training import randomness
 from hadar_cli.node.training.attempt import Attempt, Evaluate, Evaluation, say_once, unfinished
@@ -284,6 +284,8 @@ class Training:
             checkpoint.check(self._parts)  # before hours of training that could not be handed in
         if not self._updates.happened and not self._updates.may_skip and not self._by_hand:
             say_once(f"{NO_UPDATE}; if it accumulates, say training(..., accumulate=N)")
+        if self._updates.happened and self._updates.leaves_rest and not self._by_hand:
+            say_once(f"{EARLY_UPDATE}: gradients after it are lost where another copy goes on")
         self._schedules.step_ends(self._updates.happened)
         self._now.step_done()
 
@@ -352,8 +354,7 @@ class Training:
         return LATE if self._now.is_late(steps) else GO
 
     def _is_wanted(self) -> bool:
-        """Whether to read on up to its next step; a gang's members leave together."""
-        return not self._told_to_leave or self.company.cutter is not None
+        return not self._told_to_leave or self.company.cutter is not None  # gangs leave together
 
     def _stopped_because(self) -> str:
         self._stopping |= self.company.is_done

@@ -51,6 +51,7 @@ class Updates:
     ) -> None:
         self._models, self._optimizers, self._scaler = models, optimizers, scaler
         self.happened = False  # since the step began
+        self.leaves_rest = False  # a mini-batch was given since the last update
         self._scale = 1.0
         self.piece = Piece()
         self._updates_itself = True  # the script does, unless t.step is at it
@@ -114,6 +115,7 @@ class Updates:
     def pieces(self, batch: Any, count: int) -> Iterator[Any]:
         """The batch in parts that fit the card, whose gradients ``add`` puts together."""
         parts = parts_of(batch, count)
+        self.leaves_rest = True
         for number, (part, share) in enumerate(parts, start=1):
             self.piece = Piece(share, len(parts), number == len(parts))
             yield part
@@ -191,7 +193,7 @@ class Updates:
                     group["betas"] = tuple(beta**self._scale for beta in group["betas"])
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.happened = True
+        self.happened, self.leaves_rest = True, False
         unscaled = self._unscaled.pop(id(optimizer), None)
         if unscaled is not None:
             for group, own in zip(optimizer.param_groups, unscaled, strict=True):
