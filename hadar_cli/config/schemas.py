@@ -65,7 +65,10 @@ _RULES: dict[int, list[Schema]] = {
         _needs("trials", "sample"),
         _needs("sample", "trials"),
         _needs("promote", "grid", "sample"),
+        _needs("optuna", "sample"),
+        *(_clash("optuna", name) for name in ("grid", "promote")),
         *(_clash("count", name) for name in ("grid", "sample")),
+        {"properties": {name: {"minProperties": 1} for name in ("grid", "sample")}},
         _clash("data", "data_dir"),
     ],
 }

@@ -49,6 +49,8 @@ BAD_MIXES: list[Any] = [
     {"jobs": [{**JOB, "grid": {"lr": []}}]},
     {"jobs": [{**JOB, "promote": {}}]},
     {"jobs": [{**SWEEP, "count": 2}]},
+    {"jobs": [{**SWEEP, "grid": {}}]},
+    {"jobs": [{**SWEEP, "grid": {"width": [1]}, "optuna": {"metric": "loss"}}]},
     {"jobs": [{**SWEEP, "sample": {"lr": {"lg": [0.1, 1]}}}]},
     {"jobs": [{**SWEEP, "promote": {"keep": 1}}]},
     {"jobs": [{**JOB, "stop": {}}]},
