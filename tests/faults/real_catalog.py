@@ -65,14 +65,14 @@ def hangs() -> list[Scenario]:
 
 
 def links() -> list[Scenario]:
+    in_transfers = (cut("transfer", 2.0), cut("hand-in", 2.0), reset("transfer"))
     return [
-        *(Scenario(f"link cut at {s}", (cut(s, 2.0),), large=_is_slow(s)) for s in STAGES),
+        Scenario("link cut", tuple(cut(s, 2.0) for s in STAGES if not _is_slow(s))),
+        Scenario("link cut or reset in transfers", in_transfers, large=True),
         Scenario("link cut for long", (cut("training", 25.0),)),
         Scenario("connections reset", tuple(reset(stage) for stage in ("start", "training"))),
-        Scenario("connections reset in transfer", (reset("transfer"),), large=True),
-        Scenario("flapping link", (flap("training"),)),
+        Scenario("flapping link, then no listener", (flap("training"), refuse("training"))),
         Scenario("slow link", (slow("start"),)),
-        Scenario("listener gone and back", (refuse("training"),)),
     ]
 
 

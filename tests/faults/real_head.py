@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,18 @@ def arm(word: str) -> None:
         return answer
 
     setattr(owner, attribute, deadly)
+
+
+def begin(words: Sequence[str], directory: Path, settings: dict[str, str]) -> None:
+    """The same in a process that was forked of a warm one."""
+    os.setsid()
+    os.chdir(directory)
+    os.environ.update(settings)
+    with (directory / "stderr").open("wb") as errors, open(os.devnull, "r+b") as nothing:
+        for source, number in ((nothing, 0), (nothing, 1), (errors, 2)):
+            os.dup2(source.fileno(), number)
+    sys.argv = ["real_head", *words]
+    main()
 
 
 def main() -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from threading import Lock
 
 from hadar_cli.core import events
 from hadar_cli.runs.store import RunStore, decode
+from tests.faults import real_head
 from tests.faults.checker import Violation
 from tests.faults.real_site import Site
 
@@ -20,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 SLOT_S = 2.0
 LONGEST_S = 120.0  # of a run with its fault, on a loaded machine
 _ENV = {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+_IMPORTED = ("hadar_cli.cli.runs.run", "hadar_cli.cli.runs.resume", "hadar_cli.ssh.transport")
 MIX = """
 name: real
 slot_s: {slot_s}
@@ -27,6 +33,39 @@ merge: {{rule: mean, every_s: {every_s}, solo: 0.0}}
 jobs:
   - {{script: job.py, name: job, steps: {steps}, batch_size: 4, fork: {copies}, args: ["{floats}"]}}
 """  # a number of copies: else a victim whose merges became dear is left alone, and never struck
+
+
+class ForkedHead:
+    """A head, forked of a process that has everything imported: that is most of what a short one
+    does. It is asked as ``subprocess.Popen`` is."""
+
+    _context = get_context("forkserver")
+    _lock = Lock()  # whoever starts one also looks after all others
+
+    def __init__(self, words: tuple[str, ...], directory: Path) -> None:
+        with self._lock:
+            self._context.set_forkserver_preload(["tests.faults.real_head", *_IMPORTED])
+            self._process = self._context.Process(
+                target=real_head.begin, args=(words, directory, _ENV)
+            )
+            self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        with self._lock:
+            return self._process.exitcode
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(0.005)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +91,7 @@ class RealRun:
     longest_s: float = LONGEST_S
     seen: list[Seen] = field(default_factory=list)
     exits: list[tuple[int, str]] = field(default_factory=list)  # of every head: code, stderr
-    _head: subprocess.Popen[bytes] | None = None
+    _head: subprocess.Popen[bytes] | ForkedHead | None = None
     _offset: int = 0
 
     def __post_init__(self) -> None:
@@ -88,10 +127,14 @@ class RealRun:
         self._start("resume", options=options)
 
     def _start(self, *words: str, options: tuple[str, ...]) -> None:
-        options = ("--kept", "kept", *options)
+        words = ("--kept", "kept", *options, "--", *words)
+        self._head = self._exec(words) if self.site.head_env else ForkedHead(words, self.directory)
+
+    def _exec(self, words: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        """With another environment from the beginning, such as another clock."""
         with (self.directory / "stderr").open("wb") as errors:
-            self._head = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.real_head", *options, "--", *words],
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.real_head", *words],
                 cwd=self.directory,
                 env={**os.environ, **_ENV, **self.site.head_env},
                 stdin=subprocess.DEVNULL,
@@ -113,8 +156,10 @@ class RealRun:
         assert self._head
         self.await_that(lambda: not self.is_running(), self.longest_s, "I4: the head does not end")
         said = (self.directory / "stderr").read_text(errors="replace")
-        self.exits.append((self._head.returncode, said))
-        return int(self._head.returncode)
+        code = self._head.poll()
+        assert code is not None
+        self.exits.append((code, said))
+        return code
 
     # -- watching ----------------------------------------------------------------------------
 
