@@ -36,7 +36,7 @@ POINTS = {
     "write": "hadar_cli.runs.store:RunStore.keep",
     "rename": "pathlib:Path.replace",
     "journal": "hadar_cli.runs.store:FileJournal.append",
-    "commit": "hadar_cli.engine.tracker:Tracker.commit",
+    "commit": "hadar_cli.engine.tracker:Tracker.merged",
     "collect garbage": "hadar_cli.runs.housekeeping:Housekeeper._tidy",
     "put out": "hadar_cli.runs.housekeeping:Housekeeper._put_out_if_trained",
 }
