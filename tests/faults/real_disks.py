@@ -26,11 +26,10 @@ def disks() -> list[Scenario]:
 
 def fill(stage: str) -> Fault:
     def strike(run: RealRun) -> bool:
-        with (_place(run.site) / "filler").open("wb") as file:
+        with (_place(run.site) / "filler").open("wb", buffering=0) as file:
             try:
                 while True:
                     file.write(bytes(1 << 16))
-                    file.flush()
             except OSError:
                 return True
 
