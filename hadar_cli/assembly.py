@@ -7,8 +7,7 @@ import resource
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -26,21 +25,18 @@ from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Observer, Observers
 from hadar_cli.engine.rounds import RoundLoop
 from hadar_cli.engine.tracker import Tracker
-from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
+from hadar_cli.errors import RefusedError, UnfinishedError
 from hadar_cli.nodes.connection import Connection
 from hadar_cli.nodes.executor import NodeExecutor
 from hadar_cli.nodes.local import LocalAccess, LocalConnection
 from hadar_cli.nodes.remote import RemoteAccess, RemoteConnection, command_of
-from hadar_cli.nodes.supply.early_outputs import EarlyOutputs
-from hadar_cli.nodes.supply.outputs import bring_home
+from hadar_cli.nodes.supply.homecoming import Homecoming
 from hadar_cli.nodes.supply.preparation import prepare
 from hadar_cli.project.packing import CodePacker
 from hadar_cli.project.requirements import read_requirements
 from hadar_cli.runs.consolidation import StoreConsolidator
 from hadar_cli.runs.desk import Desk, RunChanged
-from hadar_cli.runs.finished_models import add_beside
 from hadar_cli.runs.housekeeping import Housekeeper
-from hadar_cli.runs.leaders import Leaders
 from hadar_cli.runs.store import (
     FileJournal,
     RunFacts,
@@ -133,8 +129,8 @@ def _open_many_files() -> None:
 def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool) -> RunState:
     happened = mend_journal(store.journal_path)
     facts = _noted(store, happened)
-    devices = devices_of(facts.nodes)
-    state, rates = RunState(facts.mix.jobs), RateModel(facts.mix.jobs, devices)
+    state = RunState(facts.mix.jobs)
+    rates = RateModel(facts.mix.jobs, devices_of(facts.nodes))
     with contradictions_of(store):
         for event in state.following(happened):
             learn(rates, state.started, event)
@@ -144,56 +140,100 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
     for job in state.jobs.values():
         for digest in job.files:
             store.verify(digest)
-    policy = policies.create(facts.mix.policy)
-    journal = FileJournal(store.journal_path)
-    epoch = state.epoch + 1
-    imports = ["torch"] if any(j.job.launch.workload for j in state.unfinished) else []
-    connections = connect(facts.nodes, store)
-    executor = NodeExecutor(connections, epoch, state.now, imports)
-    home = _Homecoming(store, state, connections)
-    needs = _Needs(state, executor.now, renters(facts.nodes, store))
-    told = watch(state, rates, executor.now)
-    observer = Observers([told, Housekeeper(store, state), home, needs, interrupts])
-    names = [device.name for device in devices]
-    waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
-    merger = StoreConsolidator(store, doubted=filter(None, waiting))
-    tracker = Tracker(facts.mix, names, state, journal, merger, executor.now, observer)
-    desk, asker = Desk(store, tracker, executor.now), Asker(store, tracker, executor.now)
-    observer.add(asker)
-    observer.add(desk)
-    loop = RoundLoop(facts.mix, devices, policy, executor, tracker, rates, observer)
-    tracker.record(events.HeadStarted(executor.now(), epoch, _versions(), goes_on))
-    _look_around(facts, store, policy, tracker, loop)
-    staying: list[str] = []  # nodes that the run keeps although this loop ends
+    head = _Head(store, facts, state, rates, watch, interrupts)
+    head.begin(goes_on)
+    staying: list[str] = []  # nodes that the run keeps although this head ends
     try:
-        jobs = [job.job for job in (*state.unfinished, *state.resting)]
-        for name, why in prepare(connections, jobs, observer.preparing, observer.tick).items():
-            for lost in (device.name for device in devices if device.node == name):
-                tracker.lose_device(lost, Absence.UNPREPARED, why)
-        desk.open(loop.heed)
-        loop.train()
-        if facts.waits_for_work and not state.is_closed:
-            _await_work(executor, observer, state, home)
-        asker.look()
-        desk.look()  # for the last time: what comes later is not taken up
-        _require_rest(state)
-        loop.finish(lambda: lower_bound(facts.mix, devices, read_journal(store.journal_path)))
+        head.train()
     except RunChanged:
-        loop.settle()
-        staying = [node.name for node in store.facts.nodes if node.enabled]
-        executor.leave(staying)
+        staying = head.leave_nodes()
         raise
     except (Interrupted, UnfinishedError, RefusedError) as reason:
-        desk.close()
-        loop.wind_up("interrupted" if isinstance(reason, Interrupted) else str(reason))
+        head.wind_up("interrupted" if isinstance(reason, Interrupted) else str(reason))
         raise
     finally:
         interrupts.ignore()
-        executor.stop(grace_s=_LAST_WORDS_S if state.finished else 1.0)
-        journal.close()
-        home.early.stop()
-        home.end(brings_all=state.finished, keeps=staying)
+        head.end(staying)
     return state
+
+
+class _Head:
+    """All parts of a run, put together anew whenever jobs or nodes come or go."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        facts: RunFacts,
+        state: RunState,
+        rates: RateModel,
+        watch: Watch,
+        interrupts: _Interrupts,
+    ) -> None:
+        self._store, self._facts, self._state = store, facts, state
+        self._policy, devices = policies.create(facts.mix.policy), devices_of(facts.nodes)
+        self._journal = FileJournal(store.journal_path)
+        imports = ["torch"] if any(j.job.launch.workload for j in state.unfinished) else []
+        self._connections = connect(facts.nodes, store)
+        executor = NodeExecutor(self._connections, state.epoch + 1, state.now, imports)
+        self._executor, now = executor, executor.now
+        self._home = Homecoming(store, state, self._connections, self._visit)
+        needs = _Needs(state, now, renters(facts.nodes, store))
+        told = watch(state, rates, now)
+        observer = Observers([told, Housekeeper(store, state), self._home, needs, interrupts])
+        waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
+        merger = StoreConsolidator(store, doubted=filter(None, waiting))
+        names = [device.name for device in devices]
+        tracker = Tracker(facts.mix, names, state, self._journal, merger, now, observer)
+        self._desk, self._asker = Desk(store, tracker, now), Asker(store, tracker, now)
+        observer.add(self._asker)
+        observer.add(self._desk)
+        self._observer, self._tracker, self._devices = observer, tracker, devices
+        self._loop = RoundLoop(facts.mix, devices, self._policy, executor, tracker, rates, observer)
+
+    def begin(self, goes_on: bool) -> None:
+        now, epoch = self._executor.now(), self._state.epoch + 1
+        self._tracker.record(events.HeadStarted(now, epoch, _versions(), goes_on))
+        _look_around(self._facts, self._store, self._policy, self._tracker, self._loop)
+
+    def train(self) -> None:
+        """Trains all there is, and what comes while it does."""
+        state, observer, facts = self._state, self._observer, self._facts
+        jobs = [job.job for job in (*state.unfinished, *state.resting)]
+        unprepared = prepare(self._connections, jobs, observer.preparing, observer.tick)
+        for device in self._devices:
+            if device.node in unprepared:
+                why = unprepared[device.node]
+                self._tracker.lose_device(device.name, Absence.UNPREPARED, why)
+        self._desk.open(self._loop.heed)
+        self._loop.train()
+        if facts.waits_for_work and not state.is_closed:
+            _await_work(self._executor, observer, state, self._home)
+        self._asker.look()
+        self._desk.look()  # for the last time: what comes later is not taken up
+        _require_rest(state)
+        journal = self._store.journal_path
+        self._loop.finish(lambda: lower_bound(facts.mix, self._devices, read_journal(journal)))
+
+    def leave_nodes(self) -> list[str]:
+        """Leaves what is under way to the next head; the nodes that it will have, too."""
+        self._loop.settle()
+        staying = [node.name for node in self._store.facts.nodes if node.enabled]
+        self._executor.leave(staying)
+        return staying
+
+    def wind_up(self, why: str) -> None:
+        self._desk.close()
+        self._loop.wind_up(why)
+
+    def _visit(self, node: Node) -> Connection:
+        return connect([node], self._store, may_start=False)[0]
+
+    def end(self, staying: list[str]) -> None:
+        is_done = self._state.finished
+        self._executor.stop(grace_s=_LAST_WORDS_S if is_done else 1.0)
+        self._journal.close()
+        self._home.early.stop()
+        self._home.end(brings_all=is_done, keeps=staying)
 
 
 def _look_around(
@@ -224,71 +264,6 @@ class _Needs(Observer):
         self._tell(any(not one.active and not one.handed_in for one in there))
 
 
-class _Homecoming(Observer):
-    """Brings home what scripts left in HADAR_OUT, from the copy that led each job: when a job ends,
-    and all of it once more when the run does. Problems go to a file."""
-
-    def __init__(self, store: RunStore, state: RunState, connections: Sequence[Connection]) -> None:
-        self._state, self._connections = state, connections
-        self._folder = store.directory / "out"
-        self._leaders = Leaders(read_journal(store.journal_path))
-        self._node_of = {d.name: c.node for c in connections for d in c.node.devices}
-        nodes = {node.name: node for node in self._node_of.values()}
-        self._store = store
-        self.early = EarlyOutputs(lambda name: self._visit(nodes[name]), self._folder)
-
-    def happened(self, event: events.Event) -> None:
-        self._leaders.take(event)
-        if isinstance(event, events.WeightsMerged | events.JobCutShort | events.JobFailed):
-            job, node = self._state.jobs[event.job], self._place(event.job)
-            is_over = job.is_over
-            if node and is_over and self._state.unfinished:  # else the run's end comes at once
-                self.early.fetch(job.job, node)
-
-    def _place(self, number: int) -> str | None:
-        """The node that has what the job left, if it can have left anything."""
-        node = self._node_of.get(self._leaders.by_job.get(number, ""))
-        return node.name if node and self._state.jobs[number].job.launch.code else None
-
-    def end(self, brings_all: bool, keeps: Collection[str] = ()) -> None:
-        """What is allotted to the run, but for what it ``keeps``, is given back in any case."""
-        left = [one for one in self._connections if one.node.name not in keeps]
-        problems = [*(self._bring_all() if brings_all else ()), *_give_back(left)]
-        if problems:
-            self._folder.mkdir(exist_ok=True)
-            (self._folder / "problems.txt").write_text("\n".join(problems) + "\n")
-
-    def _visit(self, node: Node) -> Connection:
-        return connect([node], self._store, may_start=False)[0]
-
-    def _bring_all(self) -> Sequence[str]:
-        wanted: dict[str, list[Job]] = {}
-        for number in self._leaders.by_job:
-            if node := self._place(number):
-                wanted.setdefault(node, []).append(self._state.jobs[number].job)
-        # A machine that is gone took what was left there along: no other is rented to look for it.
-        ways = [self._visit(one.node) if one.node.aws else one for one in self._connections]
-        problems = bring_home(ways, wanted, self._folder)
-        for job in (job for jobs in wanted.values() for job in jobs):
-            add_beside(self._folder / job.name, self._store.directory / "models" / job.name)
-        return problems
-
-
-def _give_back(connections: Sequence[Connection]) -> list[str]:
-    """Machines that were allotted to the run, to whoever allots them; what went wrong."""
-
-    def give_back(connection: Connection) -> str:
-        try:
-            connection.give_back()
-        except HadarError as error:
-            return f"{connection.node.name}: {error}; its allocation ends by itself when idle"
-        return ""
-
-    lent = [connection for connection in connections if connection.node.is_allotted]
-    with ThreadPoolExecutor(max(1, len(lent))) as pool:
-        return [problem for problem in pool.map(give_back, lent) if problem]
-
-
 def _noted(store: RunStore, happened: Sequence[events.Event]) -> RunFacts:
     """The run's facts, with jobs that its journal adds."""
     noted = store.facts
@@ -299,7 +274,7 @@ def _noted(store: RunStore, happened: Sequence[events.Event]) -> RunFacts:
 
 
 def _await_work(
-    executor: NodeExecutor, observer: Observer, state: RunState, home: _Homecoming
+    executor: NodeExecutor, observer: Observer, state: RunState, home: Homecoming
 ) -> None:
     """Leaves the machines to others until there is work, which raises, or nobody will bring any."""
     executor.stop(_LAST_WORDS_S)

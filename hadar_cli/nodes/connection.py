@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from hadar_cli.core.model import Job, Launch, Node
 from hadar_cli.nodes.agent_client import AgentLink, OnEnd, OnEvent
@@ -171,3 +171,36 @@ class Connection(Protocol):
     def give_back(self) -> None:
         """The run needs the node no longer; see ``Transport``."""
         ...
+
+
+_Access = TypeVar("_Access", bound=NodeAccess)
+
+
+class ThroughAccess(Generic[_Access]):
+    """What every connection leaves to its access."""
+
+    def __init__(self, access: _Access) -> None:
+        self.node, self._access = access.node, access
+
+    def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
+        self.close()
+        # No limit to its silence: it speaks when there is something to say.
+        return AgentLink(self._access.open("agent", None), on_event, on_end)
+
+    def heard_at(self) -> float:
+        return self._access.heard_at()
+
+    def abort(self) -> None:
+        self._access.abort()
+
+    def close(self) -> None:
+        self._access.close()
+
+    def recalled(self, idle_s: float) -> str:
+        return self._access.recalled(idle_s)
+
+    def move_on(self) -> None:
+        self._access.move_on()
+
+    def give_back(self) -> None:
+        self._access.give_back()

@@ -15,8 +15,7 @@ from hadar_cli.node.agent.plain_files import open_plain
 from hadar_cli.node.files.datasets import show_files
 from hadar_cli.node.files.outputs import list_outputs, out_folder
 from hadar_cli.node.files.workspace import make_workspace
-from hadar_cli.nodes.agent_client import AgentLink, OnEnd, OnEvent
-from hadar_cli.nodes.connection import PATIENCE_S, Listed, TellMoved, TellPrepared
+from hadar_cli.nodes.connection import PATIENCE_S, Listed, TellMoved, TellPrepared, ThroughAccess
 from hadar_cli.nodes.supply.outputs import MOST_FILES
 from hadar_cli.nodes.supply.placing import TellNow, place_job, prepare_venv
 from hadar_cli.nodes.transfer import TransferSession
@@ -67,7 +66,7 @@ class LocalAccess:
     def give_back(self) -> None: ...
 
 
-class LocalConnection:
+class LocalConnection(ThroughAccess[LocalAccess]):
     """A run's ``host = "local"`` node, working below the run's own directory.
 
     Where a run has several, they share what starts their workers: ``nursery`` is its folder.
@@ -76,16 +75,13 @@ class LocalConnection:
     def __init__(
         self, access: LocalAccess, store: RunStore, packer: CodePacker, nursery: str = ""
     ) -> None:
-        self.node, self._access, self._packer = access.node, access, packer
+        super().__init__(access)
+        self._packer = packer
         self.directory = str((store.directory / "nodes" / self.node.name).resolve())
         self._store, self.token = store, store.facts.token
         self.nursery = nursery
         runs = store.directory.parent.resolve()  # the same folder of runs: the same stand-ins
         self.door = f"local-{hashlib.sha256(os.fsencode(runs / self.node.name)).hexdigest()[:16]}"
-
-    def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
-        self.close()
-        return AgentLink(self._access.open("agent", None), on_event, on_end)
 
     def place(self, job: Job) -> Launch:
         try:
@@ -149,19 +145,3 @@ class LocalConnection:
 
     def end_transfers(self) -> None:
         """They are copies on this computer's disk, and soon over."""
-
-    def heard_at(self) -> float:
-        return self._access.heard_at()
-
-    def abort(self) -> None:
-        self._access.abort()
-
-    def close(self) -> None:
-        self._access.close()
-
-    def recalled(self, idle_s: float) -> str:
-        return ""
-
-    def move_on(self) -> None: ...
-
-    def give_back(self) -> None: ...

@@ -16,8 +16,14 @@ from pathlib import Path
 from hadar_cli.core.model import Job, Launch, Node
 from hadar_cli.errors import InputError
 from hadar_cli.node.agent import bootstrap
-from hadar_cli.nodes.agent_client import AgentLink, OnEnd, OnEvent
-from hadar_cli.nodes.connection import CommandStream, Listed, TellMoved, TellPrepared, Transport
+from hadar_cli.nodes.connection import (
+    CommandStream,
+    Listed,
+    TellMoved,
+    TellPrepared,
+    ThroughAccess,
+    Transport,
+)
 from hadar_cli.nodes.supply.data_sender import DataSender
 from hadar_cli.nodes.supply.outputs import MOST_FILES, read_list
 from hadar_cli.nodes.supply.placing import TellNow, place_job, prepare_venv
@@ -122,13 +128,13 @@ class RemoteAccess:
         self._transport.give_back()
 
 
-class RemoteConnection:
+class RemoteConnection(ThroughAccess[RemoteAccess]):
     """A run's node on another machine: code, checkpoints and results are sent and fetched."""
 
     nursery = door = ""
 
     def __init__(self, access: RemoteAccess, store: RunStore, packer: CodePacker) -> None:
-        self.node, self._access = access.node, access
+        super().__init__(access)
         self.directory = directory_of(self.node, store.directory.name)
         self._store, self._packer, self.token = store, packer, store.facts.token
         self._files = TransferPool(self._open_files, _MOST_CHANNELS)
@@ -139,11 +145,6 @@ class RemoteConnection:
         self._there: set[str] = set()  # checkpoints that this connection has seen there, whole
         self._keeping = threading.Lock()  # what is on the node changes only while it is held
         self._pushing: dict[str, threading.Lock] = {}  # by checkpoint
-
-    def open_agent(self, on_event: OnEvent, on_end: OnEnd) -> AgentLink:
-        self.close()
-        # No limit to its silence: it speaks when there is something to say.
-        return AgentLink(self._access.open("agent", None), on_event, on_end)
 
     def place(self, job: Job) -> Launch:
         return place_job(job, self)
@@ -255,12 +256,6 @@ class RemoteConnection:
         with self._session(size) as files:
             files.get(f"{self.directory}/out/{job}/{name}", target, size)
 
-    def heard_at(self) -> float:
-        return self._access.heard_at()
-
-    def abort(self) -> None:
-        self._access.abort()
-
     def end_transfers(self) -> None:
         self._bulk.close()
         self._files.close()
@@ -268,16 +263,7 @@ class RemoteConnection:
     def close(self) -> None:
         self.end_transfers()
         self._there.clear()
-        self._access.close()
-
-    def recalled(self, idle_s: float) -> str:
-        return self._access.recalled(idle_s)
-
-    def move_on(self) -> None:
-        self._access.move_on()
-
-    def give_back(self) -> None:
-        self._access.give_back()
+        super().close()
 
     @contextmanager
     def _session(

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
         *("node", "node.agent", "node.files"),
     },
     "nodes.session": {"core", "engine", "node", "nodes"},
-    "nodes.supply": {"core", "engine", "project", "nodes"},
+    "nodes.supply": {"core", "engine", "project", "nodes", "runs"},
     "ssh": {"core", "nodes", "node", "node.agent"},
     "slurm": {"core", "nodes", "node", "node.agent"},
     "ray_cluster": {"core", "nodes"},
