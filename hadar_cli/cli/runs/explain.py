@@ -100,6 +100,8 @@ def _standing(job: JobState, seen: Spectator) -> str:
         return f"comes in {brief(job.job.arrives_s - now)}"
     if seen.standing != "running":
         return f"waits at {done}: nobody drives the run (hadar resume {seen.facts.id})"
+    if all(device.name in seen.state.lost_devices for device in seen.devices):
+        return f"waits at {done}: the run may use no device now"
     others = [one for one in seen.state.unfinished if one.active]
     higher = [one.job.name for one in others if one.priority > job.priority]
     if higher:
