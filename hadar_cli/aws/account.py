@@ -48,6 +48,7 @@ _FIXES = {
     "InvalidInstanceID.Malformed": "see `aws ec2 describe-instances`",
     "InvalidAMIID.NotFound": "the template's image is not there: is the region right?",
     "Unsupported": "this type is not to be had there: choose another type or region",
+    "ParamValidationError": "mend the name or id in [[aws.instances]], as AWS writes it",
     "InvalidParameterValue": "mend the template, or what [[aws.instances]] changes of it",
 }
 

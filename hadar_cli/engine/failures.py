@@ -95,10 +95,13 @@ def next_chance(
 
     Who uses a card may not be told for a moment; where it never was, that will not change.
     """
-    reasons = {loss.reason for loss in state.lost_devices.values()}
+    awaited = {device for device, loss in state.lost_devices.items() if loss.reason.will_end}
     if not state.started:
-        reasons.discard(Absence.UNTOLD)
-    if not is_any_idle and any(reason.will_end for reason in reasons):
+        untold = Absence.UNTOLD
+        awaited -= {one for one, loss in state.lost_devices.items() if loss.reason is untold}
+    there = (job.job.id for job in state.unfinished if job.job.arrives_s <= now)
+    is_wanted = any(awaited.intersection(suitability.devices_for(job)) for job in there)
+    if awaited and (is_wanted or not is_any_idle):  # whoever is idle may be too small for it
         return now + tick_s
     arrivals = [job.job.arrives_s for job in state.unfinished if job.job.arrives_s > now]
     if not arrivals or not is_any_idle:

@@ -13,8 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.faults import table
+from tests.faults.engines import PLACES, strike_all
 from tests.faults.sections import Findings, Size, load
 from tests.faults.world import run_schedule
+
+_ONLY_FULL = ("engines",)
 
 
 def main() -> int:
@@ -26,7 +29,10 @@ def main() -> int:
         options.into.write_bytes(pickle.dumps(load()[options.only[0]].run(size)))
         return 0
     began = time.monotonic()
-    findings = _run_all(options.only or list(load()), size)
+    if options.engine:
+        findings = {name: strike_all(name) for name in options.engine}
+    else:
+        findings = _run_all(options.only or _sections(size), size)
     for name, found in findings.items():
         table.print_details(name, found, options.table)
     print(table.rows(findings))
@@ -46,10 +52,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="run this one schedule again")
     parser.add_argument("--first-seed", type=int, default=1, help="begin with this one")
     parser.add_argument("--only", action="append", choices=load(), help="run this section")
+    parser.add_argument("--engine", action="append", choices=PLACES, help="faults behind this one")
     parser.add_argument("--table", action="store_true", help="print the table, and no details")
     parser.add_argument("-j", "--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # a section's own process
     return parser
+
+
+def _sections(size: Size) -> list[str]:
+    return [name for name in load() if size.is_full or name not in _ONLY_FULL]
 
 
 def _run_all(names: list[str], size: Size) -> dict[str, Findings]:

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TypeAlias
 
-MODULES = ("simulation", "real", "crash", "soak", "fuzz", "flips")  # in the order of the table
+MODULES = (
+    "simulation",
+    "real",
+    "crash",
+    "soak",
+    "fuzz",
+    "flips",
+    "engines",
+)  # in the order of the table
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class Ec2Lab:
     @property
     def client(self) -> Any:
         """EC2's, for a test that looks for itself."""
-        import boto3
+        import boto3  # type: ignore[import-untyped]
 
         return boto3.client(
             "ec2",
@@ -312,7 +312,7 @@ def _serve_metadata(path: Path, port: int) -> None:
 
 def main() -> None:
     from moto.backends import get_backend
-    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.core import DEFAULT_ACCOUNT_ID  # type: ignore[attr-defined]
     from moto.core.responses import ActionResult
     from moto.ec2.responses.general import General
     from moto.server import ThreadedMotoServer
@@ -325,7 +325,7 @@ def main() -> None:
         shown = base64.b64encode(machines.consoles.get(instance, "booting\n").encode()).decode()
         return ActionResult({"InstanceId": instance, "Output": shown})
 
-    General.get_console_output = console
+    General.get_console_output = console  # type: ignore[method-assign]
     backend = get_backend("ec2")[DEFAULT_ACCOUNT_ID][REGION]
     image = next(iter(backend.amis))
     for node in _read(directory)["nodes"]:

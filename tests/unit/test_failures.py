@@ -167,6 +167,23 @@ def test_what_is_left_for_lost_devices_only_is_told_with_them():
     assert world.state.jobs[1].is_trained
 
 
+def test_a_job_waits_for_the_only_device_it_fits_while_a_smaller_one_is_idle():
+    """A large node still waits in Slurm's queue; the small job is over before it starts."""
+    mix = make_mix([600, 30])
+    nodes = tuple(
+        replace(node, gpus=(replace(node.gpus[0], vram_gb=vram),))
+        for node, vram in zip(make_nodes(), (24, 4, 4, 4, 2), strict=True)
+    )
+    world = make_world(
+        replace(mix, jobs=(replace(mix.jobs[0], min_vram_gb=8.0), mix.jobs[1])), nodes
+    )
+    queued = NodeGone(("rtx3090",), "job 7 waits in Slurm's queue", Absence.AWAITED)
+    world.executor._schedule(0.0, queued)
+    world.executor.return_device("rtx3090", 400.0)
+    world.loop.run()
+    assert all(job.is_trained for job in world.state.jobs.values())
+
+
 def test_refused_weights_count_against_their_pair_too():
     world = make_world(make_mix([1000]))
     device, record = world.loop._devices[0], world.tracker.record
