@@ -1,11 +1,15 @@
 """How long a copy may take before its supervisor ends it."""
 
 import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hadar_cli.node.agent.supervisor import _limits
+from hadar_cli.node.agent.supervisor import LEAVING, _limits
 from hadar_cli.node.contract import AttemptFiles, Order, Progress
 
 
@@ -99,3 +103,42 @@ def test_an_order_sent_ahead_waits_for_the_one_before_it_to_be_saved(limits, tmp
     assert ahead.are_passed(129.1)
     (tmp_path / "result.json").touch()  # what goes on is this order now, and says nothing
     assert ahead.are_passed(116.5)
+
+
+def test_what_stands_after_a_script_s_last_result_is_let_finish(tmp_path):
+    """A plain script has its result written before its ``atexit`` handlers run."""
+    files, orders = AttemptFiles(tmp_path / "attempt"), tmp_path / "worker" / "orders"
+    files.directory.mkdir()
+    orders.mkdir(parents=True)
+    order = Order(1, ((0, 1),), 60.0, result=files.result, progress=files.progress)
+    order = replace(order, issued_at=time.monotonic())
+    (orders / "1.json").write_text(json.dumps(order.variables()))
+    lease = tmp_path / "run" / "lease"
+    lease.parent.mkdir()
+    lease.write_text(str(time.monotonic()))
+    words = f"""
+import json, os, signal, time
+from pathlib import Path
+from hadar_cli.node.agent import supervisor
+from hadar_cli.node.contract import Result
+
+def script(spec, environment):
+    Result(steps=0).write(Path({str(files.result)!r}))
+    while not Path({str(tmp_path / "worker" / "stop")!r}).exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    Path({str(tmp_path / "after")!r}).touch()
+    os._exit(0)
+
+spec = supervisor.WorkerSpec([], {{}}, ".", {str(lease)!r}, 60.0, "tag", "", "")
+supervisor.supervise(Path({str(tmp_path / "worker")!r}), spec, script)
+"""
+    process = subprocess.Popen([sys.executable, "-c", words])
+    while not files.result.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    (tmp_path / "worker" / LEAVING).touch()  # as the agent does, which collects it at once
+    (tmp_path / "worker" / "stop").touch()
+    assert process.wait(60) == 0
+    assert json.loads((tmp_path / "worker" / "exit.json").read_text())["code"] == 0
+    assert (tmp_path / "after").exists()

@@ -35,6 +35,8 @@ _TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _SAVE_GRACE_S = 60.0  # the same for one that is to hand in, and does not say what it is about
 _GRACE_S = 5.0  # past an order's deadline, for saving
 _OTHERS_LEAVE_S = 5.0  # as long a device is waited for that its last worker has not left
+#: beside a worker's ``stop``: it has handed in its last, and may have more to do before it ends
+LEAVING = "leaving"
 _START_GRACE_S = 120.0  # past the first one's, for importing and reading data
 
 
@@ -182,6 +184,8 @@ def _watch(directory: Path, spec: WorkerSpec, worker: _Worker) -> WorkerEnd:
         if following.exists():
             number, limits = number + 1, _limits(following, limits)
         if end := _reason_to_stop(directory, spec, limits):
+            if end is WorkerEnd.RELEASED and (directory / LEAVING).exists():
+                worker.wait(_TERM_GRACE_S)
             worker.ask_to_leave()
             worker.wait(_TERM_GRACE_S)
             while end is WorkerEnd.RELEASED and worker.poll() is None and limits.may_hand_in():

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from hadar_cli.node.agent import processes
 from hadar_cli.node.agent.nursery import Nursery
 from hadar_cli.node.agent.plain_files import open_plain, read_json
+from hadar_cli.node.agent.supervisor import LEAVING
 from hadar_cli.node.agent_events import Exited, Finished, WorkerEnd
 from hadar_cli.node.contract import AttemptFiles, Progress
 
@@ -49,6 +50,9 @@ class AttemptWatch:
         found: list[tuple[str, Event]] = []
         for attempt, directory in list(self._active.items()):
             event: Event | None = self._result_of(attempt) or self._end_of(attempt, directory)
+            if isinstance(event, Finished) and event.result.get("waiting") is not True:
+                with suppress(OSError):
+                    (directory / LEAVING).touch()
             if event:
                 del self._active[attempt]
             else:
