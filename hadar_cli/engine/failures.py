@@ -6,6 +6,8 @@ with smaller pieces of its batch. It fails only where no device is left for it, 
 
 from __future__ import annotations
 
+import math
+
 from hadar_cli.core import events
 from hadar_cli.core.estimates.suitability import Suitability
 from hadar_cli.core.job_state import Failure, JobState
@@ -88,10 +90,9 @@ class Failures:
         return all(fails) and sum(job.failures.values()) > job.job.retry
 
 
-def next_chance(
-    state: RunState, suitability: Suitability, is_any_idle: bool, now: float, tick_s: float
-) -> float:
-    """When something may be started again, now that nothing can; raises if nothing ever will.
+def next_chance(state: RunState, suitability: Suitability, is_any_idle: bool, now: float) -> float:
+    """When something may be started again, now that nothing can, unless a device comes back before;
+    raises if nothing ever will.
 
     Who uses a card may not be told for a moment; where it never was, that will not change.
     """
@@ -101,9 +102,9 @@ def next_chance(
         awaited -= {one for one, loss in state.lost_devices.items() if loss.reason is untold}
     there = (job.job.id for job in state.unfinished if job.job.arrives_s <= now)
     is_wanted = any(awaited.intersection(suitability.devices_for(job)) for job in there)
-    if awaited and (is_wanted or not is_any_idle):  # whoever is idle may be too small for it
-        return now + tick_s
     arrivals = [job.job.arrives_s for job in state.unfinished if job.job.arrives_s > now]
+    if awaited and (is_wanted or not is_any_idle):  # whoever is idle may be too small for it
+        return min(arrivals, default=math.inf)
     if not arrivals or not is_any_idle:
         raise _explain_idleness(state, suitability, is_any_idle)
     return min(arrivals)

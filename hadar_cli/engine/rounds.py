@@ -377,14 +377,13 @@ class RoundLoop:
 
     def _wait_for_work(self) -> None:
         """Nothing could be started: the next job arrives later, or there is no device for it."""
-        idle, tick_s, is_over = self._held.idle(), self._executor.tick_s, False
+        idle, is_over = self._held.idle(), False
         while not is_over and (self._state.unfinished or self._state.unmeasured):
             now = self._executor.now()
-            then = next_chance(self._state, self._suitability, bool(idle), now, tick_s)
-            self._hear(min(then, now + tick_s))
+            then = next_chance(self._state, self._suitability, bool(idle), now)
+            self._hear(min(then, now + self._executor.tick_s))
             self._observer.tick()
-            is_late = bool(idle) and self._executor.now() >= then
-            is_over = is_late or self._held.idle() != idle
+            is_over = self._executor.now() >= then or self._held.idle() != idle
 
     # -- devices without a copy --------------------------------------------------------------
 

@@ -180,8 +180,10 @@ def test_a_job_waits_for_the_only_device_it_fits_while_a_smaller_one_is_idle():
     queued = NodeGone(("rtx3090",), "job 7 waits in Slurm's queue", Absence.AWAITED)
     world.executor._schedule(0.0, queued)
     world.executor.return_device("rtx3090", 400.0)
+    world.executor.tick_s = 0.5
     world.loop.run()
     assert all(job.is_trained for job in world.state.jobs.values())
+    assert len([e for e in happened(world, events.RoundPlanned) if 60.0 < e.t < 400.0]) <= 1
 
 
 def test_refused_weights_count_against_their_pair_too():
