@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 import pytest
@@ -156,3 +157,16 @@ def test_nobody_takes_turns_in_an_allocation_or_where_none_knows_which_device_is
     assert Sharing(Node("n", "kubectl:pod", (card,), emulated_speed=0.5)).turns is None
     assert Sharing(Node("n", "kubectl:pod", (card,))).turns
     assert Sharing(Node("n", "local")).turns
+
+
+def test_a_holder_that_is_just_writing_its_note_is_nobody_else(folder):
+    run = Run("mine")
+    path = folder / "hadar-device-22-0.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert run.device.look(1.0)["why"] == ""
+        file.write('{"at": "/elsewhere", "run": "theirs", "user": "ada"}')
+        file.flush()
+        assert run.device.look(2.0)["why"] == "run theirs of ada trains on it"
+        file.truncate(0)  # between two notes it is the one that it was
+        assert run.device.look(3.0)["why"] == "run theirs of ada trains on it"

@@ -129,8 +129,9 @@ def _hold_device(
         write_atomically(directory / "worker.json", who_waits)
         if end := _reason_to_stop(directory, spec):
             return lock, end
-        if time.monotonic() > patient_until:
-            holder = lock.note()
+        late_s, holder = time.monotonic() - patient_until, lock.note()
+        is_told = "at" in holder or late_s > _OTHERS_LEAVE_S  # or it has just come, or just left
+        if late_s > 0 and is_told:
             if holder.get("at") != note["at"]:
                 return lock, WorkerEnd.CARD_TAKEN
             _ask_to_leave(run / "workers", str(holder.get("worker")))

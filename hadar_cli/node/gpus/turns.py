@@ -119,10 +119,10 @@ class _Device:
         """Between two workers of one run the lock is free for a moment, and the device is not."""
         lock, before = CardLock(self._lock), self._holder
         if lock.is_held():
-            # A holder that is just writing its note is taken for the one before.
-            told = lock.note().get("at")
-            self._holder = told if isinstance(told, str) else before or "?"
-            self._held_by, self._free_since = lock.holder(), None
+            # One that is just writing its note, or has just left, is taken for the one before.
+            if isinstance(told := lock.note().get("at"), str):
+                self._holder, self._held_by = told, lock.holder()
+            self._free_since = None
         elif self._free_since is None:
             self._free_since = now
         elif now - self._free_since >= _SWAP_S:
