@@ -149,7 +149,7 @@ class Trial:
         standing: dict[str, Ended] = {}
         for standing in stage.watch([timed, told], self._patience.start_s + limit_s):
             now = stage.executor.now()
-            trains = standing[told.attempt].progressed or now > began + 2.0 + 5 * self._took_s
+            trains = standing[told.attempt].progressed or now > began + 1.0 + 3 * self._took_s
             if trains and told.attempt not in due:
                 due[told.attempt] = now + self._patience.leave_s
                 stage.executor.recall([told.attempt])
