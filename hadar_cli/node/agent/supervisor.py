@@ -32,6 +32,7 @@ from hadar_cli.node.phases import allowance_s
 
 _LOOK_EVERY_S = 0.05
 _TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
+_LEAVES_S = 2.0  # after its last result, for what a script does at its end, before SIGTERM
 _SAVE_GRACE_S = 60.0  # the same for one that is to hand in, and does not say what it is about
 _GRACE_S = 5.0  # past an order's deadline, for saving
 _OTHERS_LEAVE_S = 5.0  # as long a device is waited for that its last worker has not left
@@ -186,7 +187,7 @@ def _watch(directory: Path, spec: WorkerSpec, worker: _Worker) -> WorkerEnd:
             number, limits = number + 1, _limits(following, limits)
         if end := _reason_to_stop(directory, spec, limits):
             if end is WorkerEnd.RELEASED and (directory / LEAVING).exists():
-                worker.wait(_TERM_GRACE_S)
+                worker.wait(_LEAVES_S)
             worker.ask_to_leave()
             worker.wait(_TERM_GRACE_S)
             while end is WorkerEnd.RELEASED and worker.poll() is None and limits.may_hand_in():
