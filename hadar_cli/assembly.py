@@ -204,6 +204,7 @@ class _Head:
             if device.node in unprepared:
                 why = unprepared[device.node]
                 self._tracker.lose_device(device.name, Absence.UNPREPARED, why)
+        self._desk.look()  # first: nothing is started that a head put together anew would not
         self._desk.open(self._loop.heed)
         self._loop.train()
         if facts.waits_for_work and not state.is_closed:
@@ -330,11 +331,11 @@ def priced(nodes: Sequence[Node], tell: Callable[[str], None]) -> tuple[Node, ..
 
 def check_nodes(nodes: Sequence[Node]) -> None:
     """Refuses nodes that cannot be reached as they are written, before a run is made for them."""
-    check_costs(nodes)
     for node in nodes:
         if node.enabled and not node.is_local:
             command_of(node)
             check_request(node)
+    check_costs(nodes)  # at last: where nobody answers, prices are not known either
 
 
 def connect(nodes: Sequence[Node], store: RunStore, may_start: bool = True) -> list[Connection]:

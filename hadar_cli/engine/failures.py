@@ -19,7 +19,7 @@ from hadar_cli.engine.ports import Failed
 from hadar_cli.engine.tracker import Tracker
 from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
 
-MOST_PIECES = 64  # of one step's batch
+AWAY_S = 3600.0  # so long a machine that was there is waited for
 _NAMED = 3  # of the jobs that an error is about
 
 
@@ -74,8 +74,8 @@ class Failures:
         if last.reason is Loss.CANNOT_SPLIT:
             return f"it does not fit there, and its batch cannot be split: {last.why}"
         if last.reason is Loss.OUT_OF_MEMORY:
-            most = min(job.job.batch_size, MOST_PIECES)
-            if copy.purpose != events.TRAIN or job.pieces[last.device] > most:
+            pieces = job.pieces[last.device]
+            if copy.purpose != events.TRAIN or pieces > job.job.most_pieces:
                 return f"it does not fit there, however small its micro-batches: {last.why}"
         return None
 
@@ -94,17 +94,23 @@ def next_chance(state: RunState, suitability: Suitability, is_any_idle: bool, no
     """When something may be started again, now that nothing can, unless a device comes back before;
     raises if nothing ever will.
 
-    Who uses a card may not be told for a moment; where it never was, that will not change.
+    Who uses a card may not be told for a moment; where it never was, that will not change. An hour
+    without a network, at night, is no reason to stop: machines that were there are waited for.
     """
-    awaited = {device for device, loss in state.lost_devices.items() if loss.reason.will_end}
+    lost = state.lost_devices.items()
+    away = {device: loss.t + AWAY_S for device, loss in lost if loss.reason is Absence.AWAY}
+    awaited = {device for device, loss in lost if loss.reason.will_end}
+    awaited |= {device for device, until in away.items() if now < until}
     if not state.started:
         untold = Absence.UNTOLD
-        awaited -= {one for one, loss in state.lost_devices.items() if loss.reason is untold}
+        awaited -= {one for one, loss in lost if loss.reason is untold}
     there = (job.job.id for job in state.unfinished if job.job.arrives_s <= now)
     is_wanted = any(awaited.intersection(suitability.devices_for(job)) for job in there)
     arrivals = [job.job.arrives_s for job in state.unfinished if job.job.arrives_s > now]
     if awaited and (is_wanted or not is_any_idle):  # whoever is idle may be too small for it
-        return min(arrivals, default=math.inf)
+        return min(
+            [*arrivals, *(until for until in away.values() if now < until)], default=math.inf
+        )
     if not arrivals or not is_any_idle:
         raise _explain_idleness(state, suitability, is_any_idle)
     return min(arrivals)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from hadar_cli.core import events
-from hadar_cli.core.estimates.gangs import speeds_seen, tells_speed
+from hadar_cli.core.estimates.learning import learn_speed
 from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.policies.promotion import decide
 from hadar_cli.core.state import JobState
@@ -143,10 +143,7 @@ class Intake:
     def _learn(self, report: HandedIn, done: events.CopyFinished) -> None:
         started = self.tracker.state.started[report.attempt]
         if done.steps:
-            for device, steps, seconds in speeds_seen(started, done):
-                self.rates.observe(started.job, device, steps, seconds)
-            if started.gang and done.members and tells_speed(done):
-                self.rates.observe_gang(started.job, started.gang, done.steps, done.train_s)
+            learn_speed(self.rates, started, done)
         if not report.warm:
             self.held.learn_start(done.own_start_s)
 

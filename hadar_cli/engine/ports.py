@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from hadar_cli.core.estimates.goodput import Update
 from hadar_cli.core.events import Event
 from hadar_cli.core.model import Job, MergeRules
 from hadar_cli.core.reasons import Absence, Loss, Unfit
@@ -39,6 +40,7 @@ class CopyOrder:
     follows: str = ""  # sent ahead: the process goes on with it right after that attempt
     micro_batches: int = 1  # pieces that every step's batch is split into
     shares: tuple[float, ...] = ()  # of a mini-batch, by a gang's devices; empty: equal ones
+    update: Update | None = None  # of several mini-batches, where the job leaves that open
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -63,6 +65,8 @@ class CopyResult:
     lr: tuple[float, float] | None = None  # of its first and last update
     data: tuple[int, ...] = ()  # numbers of the samples it began with
     members: tuple[tuple[float, float], ...] = ()  # of a gang: shares of a batch, seconds a step
+    update: tuple[int, int] = (1, 1)  # mini-batches in an update, and steps that it counted for
+    noise: float | None = None  # gradient noise scale, in mini-batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,7 @@ class RoundLoop:
             return []
         recalled = sorted(a for a, job in training.items() if stays.get(job) != held[job])
         self._executor.recall(recalled)
-        while any(attempt in training for attempt in recalled):
+        while not training.keys().isdisjoint(recalled):
             self._hear(self._executor.now() + self._executor.tick_s)
         return [stint for stint in stints if held.get(stint.job) != stint.devices]
 

@@ -55,9 +55,12 @@ class Starts:
         return not self.is_worthwhile(stint, due - self.now())
 
     def is_worthwhile(self, stint: Stint, left: float) -> bool:
-        """Whether there is work for it, and time for more than its start."""
+        """Whether there is work for it, and time for more than its start: a step at least, or else
+        the others would wait for it."""
         is_warm = self.held.is_warm(stint.device, stint.job)
-        needed = LEAST_STINT_S + (0.0 if is_warm else self.held.start_cost_s)
+        rate = self.rates.gang(stint.job, stint.devices)
+        needed = max(LEAST_STINT_S, 1 / rate if rate else 0.0)
+        needed += 0.0 if is_warm else self.held.start_cost_s
         job = self.state.jobs[stint.job]
         is_open = bool(job.ready) and not (job.is_over or job.is_resting)
         is_open = is_open and not job.is_used_up(self.now()) and self.room(stint.job) > 0
@@ -99,10 +102,13 @@ class Starts:
         return replace(stint, steps=fits) if fits < stint.steps else stint
 
     def shared(self, order: CopyOrder) -> CopyOrder:
-        """A gang's order with what each device takes of a mini-batch, by what is known of them."""
+        """The order with what each of a gang's devices takes of a mini-batch, and with how many of
+        these make an update, by what is known of both."""
         rates = [self.rates.rate(order.job.id, device) for device in order.gang]
         shares = shares_of(rates, order.job.shares) if rates else ()
-        return replace(order, shares=shares) if shares else order
+        is_open = order.job.most_batches and order.num_copies == 1 and order.steps
+        update = self.rates.update(order.job.id, order.devices) if is_open else None
+        return replace(order, shares=shares, update=update) if shares or update else order
 
     def expected_steps(self, job: int, chosen: Sequence[Stint], left: float) -> list[int]:
         """What each of the job's copies, under way or about to start, will bring to the merge."""

@@ -64,8 +64,8 @@ class Tracker:
 
     def plan_round(self, stints: Iterable[Stint]) -> None:
         stints = list(stints)
-        planned = tuple((s.job, s.device, s.steps) for s in stints)
-        gangs = tuple(s.gang for s in stints if len(s.gang) > 1)
+        planned = tuple([(s.job, s.device, s.steps) for s in stints])
+        gangs = tuple([s.gang for s in stints if len(s.gang) > 1])
         self.record(events.RoundPlanned(self._clock(), self.state.round + 1, planned, gangs))
 
     def hand_out(
@@ -192,6 +192,8 @@ class Tracker:
             result.members if _are_sound(result.members) else (),
             result.higher_is_better,
             result.evaluate_s,
+            result.update,
+            _finite(result.noise),
         )
         self.record(finished)
         return finished
@@ -249,6 +251,8 @@ class Tracker:
         times = (result.start_s, result.train_s, result.save_s, result.evaluate_s)
         if not all(0 <= s < math.inf for s in times):
             return Loss.BAD_CLAIM, "it reports times that cannot be"
+        if not 0 < result.update[1] <= result.update[0] or not (result.noise or 0.0) >= 0.0:
+            return Loss.BAD_CLAIM, "it reports updates that cannot be"
         if result.steps and not report.weights:
             return Loss.NO_WEIGHTS, Loss.NO_WEIGHTS.text
         if result.stopped == events.BY_SCRIPT and not result.steps and not started.generation:

@@ -97,15 +97,18 @@ class Views:
         # Who is late may never come: nobody has to stand back for it.
         active = len(job.active.keys() - self._occupancy.late)
         done, free = len(job.done), len(job.ready)
+        came = sum(finished.steps for finished in job.handed_in.values())
+        # By then what is planned now begins: a job that is being merged waits for that.
+        begun = done + (came if job.job.id in self._occupancy.merging else 0)
         if later_s:
             coming = [self.steps_by(copy, later_s) for copy in job.active.values()]
-            done += sum(coming) + sum(finished.steps for finished in job.handed_in.values())
+            begun = done = done + sum(coming) + came
             free, active = max(0, job.limit - done), 0
         return JobView(
             job.job,
             free_steps=free,
             remaining_steps=max(0, job.limit - done),
-            solo_steps=0 if past_solo else max(0, self._solo_steps(job) - done),
+            solo_steps=0 if past_solo else max(0, self._solo_steps(job) - begun),
             copies_active=active,
             copies_that_pay=self._copies_that_pay(job),
             too_dear=frozenset(self.too_dear(job)),

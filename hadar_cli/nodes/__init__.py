@@ -1,5 +1,5 @@
 """The head's side of nodes: the executor, a session with each, the agent's client, the local node.
 
 Imports ``core``, ``engine``, ``project``, ``runs``, ``nodes.session``, ``nodes.supply``, ``node``,
-``node.agent`` and ``node.files``. SSH is next door.
+``node.agent``, ``node.files`` and ``typed``. SSH is next door.
 """

@@ -19,6 +19,7 @@ from hadar_cli.nodes.wire import Stream, Wire
 TellPrepared: TypeAlias = Callable[[str, int, int, str], None]
 Listed: TypeAlias = tuple[str, int, int]  # a file that a job left: name, bytes, time in ns
 TellMoved: TypeAlias = Callable[[int, int], None]  # bytes of a file that are there, of how many
+_MOST_BYTES = 32 << 20  # of an answer
 PATIENCE_S = 60.0  # with a stream of which nothing else is known
 
 
@@ -74,6 +75,19 @@ class Transport(Protocol):
     def give_back(self) -> None:
         """Nobody wants the machine any more: what was allotted or asked for is given back."""
         ...
+
+
+def answer_of(transport: Transport, command: str, patience_s: float) -> tuple[str, str]:
+    """What a short command says there, and what it complains of."""
+    stream = transport.open(command)
+    stream.be_patient(patience_s)
+    try:
+        content = bytearray()
+        while (chunk := stream.read(1 << 16)) and len(content) < _MOST_BYTES:
+            content += chunk
+        return content.decode(errors="replace"), stream.complaint()
+    finally:
+        stream.close()
 
 
 class NodeAccess(Protocol):

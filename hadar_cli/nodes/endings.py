@@ -89,7 +89,8 @@ def _explain_exit(exited: Exited) -> tuple[Loss, str]:
             return Loss.MEMBER_LOST, f"{Loss.MEMBER_LOST.text}: {_told(error)}"
         if _OUT_OF_MEMORY.search(error[0]):
             return Loss.OUT_OF_MEMORY, f"{Loss.OUT_OF_MEMORY.text}: {error[0][:_LONGEST]}"
-    return reasons.get(exited.code, Loss.EXITED), f"it exited with code {exited.code}"
+    reason = reasons.get(exited.code, Loss.EXITED)
+    return reason, reason.text if exited.code == 0 else f"it exited with code {exited.code}"
 
 
 def _left_behind(log: str, launch: Launch) -> str:
@@ -102,13 +103,13 @@ def _left_behind(log: str, launch: Launch) -> str:
     place = project / _WORKSPACE.sub("", missing[1])  # there a copy of it is the working directory
     try:
         is_here = ".." not in place.parts and place.is_relative_to(project) and place.exists()
-        rule = rule_that_keeps(project, place) if is_here else None
+        kept = rule_that_keeps(project, place) if is_here else None
     except OSError:  # it is no name that this computer can have
         return ""
-    if rule is None:
+    if kept is None:
         return ""
-    name = place.relative_to(project)
-    return f"; {name} stays behind by {rule}: !{name} in .hadarignore sends it, or 'data: [{name}]'"
+    name, (rule, what) = place.relative_to(project), kept
+    return f"; {name} stays behind by {rule}: !{what} in .hadarignore sends it, or 'data: [{name}]'"
 
 
 def _told(error: re.Match[str]) -> str:

@@ -9,10 +9,11 @@ import msgspec
 from hadar_cli.core.model import Device, Job, Launch, Node
 from hadar_cli.engine.ports import CopyOrder, CopyResult, Progressed
 from hadar_cli.node.agent_events import Exited, Finished
-from hadar_cli.node.contract import DATA, Card, Order, OrderRequest, Result, WorkerStart
+from hadar_cli.node.contract import DATA, Card, Order, OrderRequest, Result, Update, WorkerStart
 from hadar_cli.node.phases import allowance_s
 from hadar_cli.nodes.gangs import MemberOrder
 from hadar_cli.nodes.wire import Message, said
+from hadar_cli.typed import convert
 
 _LARGEST = 1 << 53  # beyond it, a float no longer tells numbers apart
 _MOST_FIGURES = 100
@@ -59,6 +60,7 @@ def _order(order: CopyOrder, emulate_speed: float | None, checkpoint: str, optim
         seed=order.seed,
         lr_scale=order.lr_scale,
         micro_batches=order.micro_batches,
+        update=Update(*order.update) if order.update else None,
         evaluate=order.evaluate,
         hand_in=order.hand_in,
         keeps_optimizer=order.keeps_optimizer,
@@ -142,7 +144,7 @@ def read_result(raw: Message, order: CopyOrder) -> tuple[CopyResult, bool]:
     Whether its claims are true is the tracker's to judge; here they become small enough to judge.
     """
     try:
-        found = msgspec.convert(raw, Result)
+        found = convert(raw, Result)
         result = _convert(found, order)
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(said(f"{type(error).__name__}: {error}")) from error
@@ -168,11 +170,13 @@ def _convert(found: Result, order: CopyOrder) -> CopyResult:
         lr=found.lr,
         data=found.data,
         members=tuple((member.share, member.step_s) for member in found.members),
+        update=found.update,
+        noise=found.noise,
     )
 
 
 def _check_size(result: CopyResult) -> None:
-    numbers = (result.steps, result.missed_paces, *result.data)
+    numbers = (result.steps, result.missed_paces, *result.data, *result.update)
     ends = [end for pair in result.slices for end in pair]
     if any(not -_LARGEST < number < _LARGEST for number in (*numbers, *ends)):
         raise ValueError("it holds numbers that cannot be")

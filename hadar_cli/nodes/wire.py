@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-import msgspec
-
 from hadar_cli.errors import HadarError
 from hadar_cli.node.agent.bootstrap import MARK
+from hadar_cli.typed import convert
 
 Message: TypeAlias = dict[str, Any]
 _MARK = MARK.encode()
@@ -66,7 +65,7 @@ def said(words: object, limit: int = _LONGEST_SAYING) -> str:
 def read_as(message: object, kind: type[T]) -> T:
     """The message as what it should be; AgentError where it is not."""
     try:
-        return msgspec.convert(message, kind)
+        return convert(message, kind)
     except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise AgentError(f"its answer makes no sense: {said(str(error))}") from error
 
@@ -153,9 +152,9 @@ def _parse(line: bytes) -> Message:
         if b"\\u" in line:  # JSON can spell halves of characters
             json.dumps(message, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise LinkLostError(f"the node speaks nonsense: {said(str(error))}") from error
+        raise LinkLostError(f"the node sent no valid JSON: {said(str(error))}") from error
     if not isinstance(message, dict):
-        raise LinkLostError("the node speaks nonsense: it sent no JSON object")
+        raise LinkLostError("the node sent no JSON object")
     return message
 
 
@@ -206,7 +205,7 @@ class ProcessStream:
         try:
             while left:
                 if not _is_ready(self._in, select.POLLOUT, self._patience_s or _WRITE_S):
-                    raise LinkLostError("the node takes nothing any more")
+                    raise LinkLostError("the node no longer reads what it is sent")
                 with self._writing:
                     if self.is_closed:
                         raise LinkLostError("the connection was closed")

@@ -16,7 +16,7 @@ _NEVER = {".git", ".hg", ".svn", "__pycache__"}
 # What no project's training reads, unless its .hadarignore says so.
 _USUAL = (
     *(".venv/", "node_modules/", ".*_cache/", ".ipynb_checkpoints/", "*.egg-info/"),
-    *("/out/", ".hadar/"),
+    *("/out/", ".hadar/", "mlruns/"),
 )
 _OWN_RULE = "hadar's own rule"
 _LARGEST = 512 << 20
@@ -79,17 +79,19 @@ def select(source: Path, data: Sequence[Path] = ()) -> Selection:
     return Selection(source, tuple(walk.files), walk.bytes, tuple(walk.left_out), tuple(data))
 
 
-def rule_that_keeps(source: Path, path: Path) -> str | None:
-    """The rule by which a file of a project folder stays behind; None where it travels."""
+def rule_that_keeps(source: Path, path: Path) -> tuple[str, str] | None:
+    """The rule by which a file of a project folder stays behind, and what it is about: the file, or
+    a folder that it lies in. None where it travels."""
     rules: _Rules = [(source, _OWN_RULE, _spec(_USUAL))]
     place = source
     for part in path.relative_to(source).parts:
         rules += _rules_of(place)
         place = place / part
+        name = f"{place.relative_to(source)}{'/' if place.is_dir() else ''}"
         if place.name in _NEVER:
-            return _OWN_RULE
+            return _OWN_RULE, name
         if rule := _rule_against(place, place.is_dir(), rules):
-            return rule
+            return rule, name
     return None
 
 

@@ -1,4 +1,4 @@
-"""Whether a script seems to know that several processes train the same steps."""
+"""Whether a script seems to know of hadar, and that several processes train the same steps."""
 
 from __future__ import annotations
 
@@ -11,19 +11,29 @@ _WORDS = (
     *("hadar_cli", "torch.distributed", "DistributedDataParallel", "RANK"),
     *("accelerate", "lightning", "Trainer", "deepspeed", "horovod"),
 )
+_OF_HADAR = ("hadar_cli", "HADAR_")
 _MOST_BYTES = 1 << 20  # of one file; no script that people write is longer
 
 
 def seems_to_share(files: Iterable[Path]) -> bool:
     """Whether a Python file among these speaks of it. Others cannot be judged, and pass."""
+    return _speak_of(files, _WORDS)
+
+
+def seems_ported(files: Iterable[Path]) -> bool:
+    """Whether one speaks of hadar at all: else it cannot hand in what it trains."""
+    return _speak_of(files, _OF_HADAR)
+
+
+def _speak_of(files: Iterable[Path], words: tuple[str, ...]) -> bool:
     scripts = [path for path in files if path.suffix == ".py"]
-    return not scripts or any(_speaks_of_it(path) for path in scripts)
+    return not scripts or any(_speaks_of(path, words) for path in scripts)
 
 
-def _speaks_of_it(path: Path) -> bool:
+def _speaks_of(path: Path, words: tuple[str, ...]) -> bool:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             text = file.read(_MOST_BYTES)
     except OSError:
         return False
-    return any(word in text for word in _WORDS)
+    return any(word in text for word in words)

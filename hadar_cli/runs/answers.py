@@ -6,6 +6,7 @@ Commands ask here before they leave a request, and the head asks again before it
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from hadar_cli.core import events
@@ -21,11 +22,12 @@ from hadar_cli.runs.requests import (
     CloseQueue,
     ContinueJobs,
     DrainNode,
+    Inbox,
     PauseJobs,
     Request,
     SetPriority,
 )
-from hadar_cli.runs.store import RunFacts
+from hadar_cli.runs.store import RunFacts, RunStore, read_state
 
 MOST_JOBS = 10_000  # of a run
 
@@ -53,6 +55,20 @@ def answer(
             return events.QueueClosed(now, number)
         case _:
             return _about_jobs(request, number, state, now)
+
+
+def look_ahead(store: RunStore) -> tuple[RunState, RunFacts]:
+    """The run as it will be once a head has taken up what waits in its inbox."""
+    state, facts, inbox = read_state(store), store.facts, Inbox(store)
+    for number in inbox.waiting():
+        with suppress(InputError, ValueError, LookupError):  # it will be refused
+            request = inbox.read(number)
+            granted = answer(request, number, state, facts, state.now)
+            state.apply(granted)
+            facts = facts.with_added([granted])
+            if isinstance(request, AddNodes):
+                facts = replace(facts, nodes=joined(facts.nodes, request.nodes))
+    return state, facts
 
 
 def _about_jobs(

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from hadar_cli.core.measures.costs import Rental
+from hadar_cli.typed import read_json
 
 
 class RentalBook:
@@ -68,7 +69,7 @@ def read_rentals(directory: Path) -> list[Rental]:
     found: dict[str, Rental] = {}
     for line in filter(None, lines):
         try:
-            rental = msgspec.json.decode(line, type=Rental)
+            rental = read_json(line, Rental)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         found[rental.instance] = rental

@@ -17,6 +17,7 @@ import msgspec
 
 from hadar_cli.core.model import Job, Node
 from hadar_cli.runs.store import RunStore, storage_errors, write_durably
+from hadar_cli.typed import convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Inbox:
         """Raises ValueError where the file is none that ``put`` has left."""
         try:
             kind, body = json.loads(self._path(number).read_bytes())
-            request: Request = msgspec.convert(body, _KINDS[kind])
+            request: Request = convert(body, _KINDS[kind])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"its file cannot be read: {error}") from error
         return request

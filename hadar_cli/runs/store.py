@@ -34,6 +34,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.errors import InputError, RunLockedError, StorageError, unknown
 from hadar_cli.node.agent.plain_files import open_plain
 from hadar_cli.node.agent.processes import start_time
+from hadar_cli.typed import read_json
 
 _CHUNK = 1 << 20
 _ARRIVING = "from-"
@@ -88,7 +89,7 @@ class RunStore:
     def facts(self) -> RunFacts:
         path = self.directory / "run.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=RunFacts)
+            return read_json(path.read_bytes(), RunFacts)
         except (OSError, msgspec.DecodeError) as error:
             raise StorageError(f"{path}: {error}", fix="the run's directory is damaged") from error
 
@@ -319,7 +320,7 @@ def decode(line: bytes) -> Event:
     if int(crc, 16) != zlib.crc32(body):
         raise ValueError("checksum does not match")
     name, fields = _RECORD.decode(body)
-    event: Event = msgspec.json.decode(fields, type=EVENTS[name])
+    event: Event = read_json(fields, EVENTS[name])
     return event
 
 

@@ -93,7 +93,7 @@ def _refusal(endpoint: Endpoint, refusals: list[str]) -> LoginRefusedError:
         fix = "it takes a few tries only. Name the right key: identity_file = ... in nodes.toml"
     else:
         fix = f"try: ssh {where}; then set identity_file, or add the key to ssh-agent"
-    return LoginRefusedError(f"{endpoint} lets nobody in ({tried})", fix)
+    return LoginRefusedError(f"{endpoint} refuses the login ({tried})", fix)
 
 
 def _open_agent(endpoint: Endpoint, refusals: list[str]) -> _Agent | None:

@@ -42,7 +42,7 @@ class ChannelStream:
             while left:
                 left = left[self._channel.send(bytes(left[:_PACKET])) :]
         except TimeoutError:
-            raise LinkLostError("the node takes nothing any more") from None
+            raise LinkLostError("the node no longer reads what it is sent") from None
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise LinkLostError(f"the connection broke: {error}") from error
 

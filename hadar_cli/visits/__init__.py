@@ -1,4 +1,5 @@
 """Short visits to nodes outside a run: check, logs, clean, discovery.
 
-Imports ``core``, ``nodes``, ``node``, ``runs`` and ``transports``. A visit trains nothing.
+Imports ``core``, ``nodes``, ``node``, ``runs``, ``transports`` and ``typed``. A visit trains
+nothing.
 """

@@ -74,7 +74,7 @@ class Memory:
 class Torch:
     torch: str | None
     safetensors: str | None
-    cuda: str | None
+    accelerator: str | None  # CUDA, ROCm or MPS, with its version
     problem: str | None
 
 
@@ -231,7 +231,7 @@ def _inspect(seen: Inspection, runs: Path, deadline_s: float) -> None:
                 if seen.node.ray
                 else f"seen from its login node; it would start at {told}"
             )
-        elif seen.torch.cuda:
+        elif seen.torch.accelerator:
             seen.stage = "computing on its GPUs"
             seen.kernels = read_as(visit.ask("kernels"), _Kernels).kernels
     seen.problems += [*_torch_problems(seen.node, seen.torch), *_gpu_problems(seen)]
@@ -319,7 +319,7 @@ def kernel_problem(kernel: Kernel) -> Problem | None:
         return None
     return Problem(
         f"GPU {kernel.index} does not compute: {kernel.problem}",
-        "install a torch build for its CUDA driver (nvidia-smi shows it), or leave it out",
+        "install a torch build for its driver (nvidia-smi or rocm-smi shows it), or leave it out",
     )
 
 
@@ -329,10 +329,11 @@ def _gpu_problems(seen: Inspection) -> Iterator[Problem]:
     node = seen.node
     wanted = 0 if node.emulated_speed or node.is_allotted else len(node.gpus)
     if len(seen.kernels) < wanted and seen.torch and not seen.torch.problem and seen.facts:
-        listed = seen.facts.gpu_problem or f"nvidia-smi lists {len(seen.facts.gpus)}"
+        listed = seen.facts.gpu_problem or f"the machine itself lists {len(seen.facts.gpus)}"
         yield Problem(
-            f"torch sees {len(seen.kernels)} GPUs of {wanted}; {listed}",
-            "install a torch build with CUDA and a driver for it, or correct gpus = [...]",
+            f"torch {seen.torch.torch} sees {len(seen.kernels)} of {wanted} GPUs; {listed}",
+            "install a torch build for its GPUs and their driver (CUDA or ROCm), "
+            "or correct gpus = [...]",
         )
 
 

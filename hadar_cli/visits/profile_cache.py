@@ -12,6 +12,7 @@ import msgspec
 from hadar_cli.core.model import Gpu, Node
 from hadar_cli.errors import InputError
 from hadar_cli.node.contract import write_atomically
+from hadar_cli.typed import read_json
 from hadar_cli.visits.discovery import Discovery, is_open
 
 _LARGEST = 1 << 22
@@ -49,7 +50,7 @@ def load(inventory: Path) -> Cached:
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST)
-        return msgspec.json.decode(content, type=dict[str, _Machine])
+        return read_json(content, dict[str, _Machine])
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors

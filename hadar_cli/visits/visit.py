@@ -72,7 +72,7 @@ class Visit:
         if driven := answer.get("driven"):
             run = driven[0] if isinstance(driven, list) else driven
             raise RunLockedError(
-                f"a hadar somewhere is at work there, on run {said(run)}",
+                f"another hadar uses this node, for run {said(run)}",
                 "wait for it to end, or cancel it on its own computer",
             )
         return read_as(answer, Tidied)

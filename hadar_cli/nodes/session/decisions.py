@@ -239,7 +239,7 @@ class NodeSession:
 
     def _give_up(self, error: Exception) -> None:
         self.workers.by_device.clear()
-        if self._returning.absence is (absence := absence_for(error)):
+        if self._returning.absence is (absence := absence_for(error, self._was_open)):
             return  # it was told
         self.phase, self._returning.absence = Phase.GONE, absence
         for attempt in list(self.held):

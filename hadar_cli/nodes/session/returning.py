@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from hadar_cli.core.reasons import Absence
 from hadar_cli.errors import RefusedError
-from hadar_cli.nodes.wire import LoginRefusedError, NoMoreError, NotYetError, SupersededError
+from hadar_cli.nodes.wire import (
+    AgentError,
+    LoginRefusedError,
+    NoMoreError,
+    NotYetError,
+    SupersededError,
+)
 
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0, 3.0)  # before attempts to mend; the last one repeats
 RETURN_EVERY_S = 5.0  # a node that is gone is looked for
@@ -45,11 +51,14 @@ def is_hopeless(error: Exception) -> bool:
     return isinstance(error, RefusedError | SupersededError | NoMoreError)
 
 
-def absence_for(error: Exception) -> Absence:
+def absence_for(error: Exception, was_there: bool) -> Absence:
     """Why a node is gone that could not be reached for this."""
     if isinstance(error, RefusedError):
         return Absence.REFUSED
-    return Absence.AWAITED if isinstance(error, NotYetError) else Absence.GONE
+    if isinstance(error, NotYetError):
+        return Absence.AWAITED
+    comes_back = was_there and not is_hopeless(error) and not isinstance(error, AgentError)
+    return Absence.AWAY if comes_back else Absence.GONE
 
 
 def in_words(error: Exception) -> str:
