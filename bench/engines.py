@@ -3,6 +3,7 @@
     python -m bench.engines [--repeats 5]
     python -m bench.engines --mix mixes/m3.yaml
     python -m bench.engines --page docs/engines.md     # both, as a page
+    python -m bench.engines --page docs/engines.md --part mix    # that part anew, the other as kept
 
 One node of each engine on this computer, taking turns: a stream to a new part of hadar on the node,
 a word and its answer, a file there and back, and an order to a process that waits for it, from its
@@ -217,14 +218,15 @@ def trained(mix: Path) -> Iterator[Trained]:
 PAGE = """# The engines, side by side
 
 What it costs to reach machines through [Slurm](guide/slurm.md), [Ray](guide/ray.md),
-[AWS](guide/aws.md) or [kubectl](guide/kubernetes.md), beside [SSH](guide/ssh.md), all in one run of
-`python -m bench.engines --page docs/engines.md` on one computer ({machine}), at {commit}, {when}.
-Slurm is one slurmctld with a slurmd for each machine, Ray a raylet for each, AWS moto's server with
-SSH servers behind its instances: the links are loopback, so that what is left is the engines' own.
+[AWS](guide/aws.md) or [kubectl](guide/kubernetes.md), beside [SSH](guide/ssh.md), on one computer
+({mix[machine]}), by `python -m bench.engines --page docs/engines.md`. Slurm is one slurmctld with a
+slurmd for each machine, Ray a raylet for each, AWS moto's server with SSH servers behind its
+instances: the links are loopback, so that what is left is the engines' own.
 
 ## A mix on each
 
-`{mix}` on the same five unequal devices, one engine after the other. The overhead of a round is the
+`{mix[name]}` on the same five unequal devices, one engine after the other in one run
+({mix[when]}, at {mix[commit]}). The overhead of a round is the
 median of what passes from a copy's last step to the first of its process's next order: saving,
 pulling, merging, pushing, loading. TTD stands beside the bound that no schedule can beat.
 
@@ -234,7 +236,8 @@ Slurm's and AWS's TTD include waiting for the machines: an allocation, or an ins
 
 ## One node of each
 
-Medians of {repeats}, taking turns. AWS is reached by SSH; what it adds is starting the machine.
+Medians of {node[repeats]}, taking turns in one run ({node[when]}, at
+{node[commit]}). AWS is reached by SSH; what it adds is starting the machine.
 
 {rows}
 """
@@ -245,36 +248,58 @@ def table(*rows: Sequence[str]) -> str:
     return "\n".join([head, f"|{' --- |' * len(rows[0])}", *body])
 
 
-def write_page(path: Path, mix: Path, repeats: int) -> None:
+KEPT = ROOT / "bench" / "results" / "engines.json"  # what the page was last written from
+PARTS = ("mix", "node")
+
+
+def write_page(path: Path, mix: Path, repeats: int, parts: Sequence[str]) -> None:
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if "mix" in parts:
+        kept["mix"] = {**_origin(), "name": mix.name, "rows": _mix_rows(mix)}
+    if "node" in parts:
+        kept["node"] = {**_origin(), "repeats": repeats, "rows": _node_rows(repeats)}
+    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    if missing := [part for part in PARTS if part not in kept]:
+        print(f"kept; the page waits for: {', '.join(missing)}")
+        return
+    told = PAGE.format(
+        mix=kept["mix"],
+        mixes=table(
+            ("engine", "TTD", "CRU", "rounds", "overhead of a round", "steps"),
+            *kept["mix"]["rows"],
+        ),
+        node=kept["node"],
+        rows=table(*kept["node"]["rows"]),
+    )
+    path.write_text(told)
+
+
+def _origin() -> dict[str, str]:
     from bench.__main__ import commit, machine, now
 
-    runs, found = [], []
+    return {"machine": machine(), "commit": commit(), "when": now()}
+
+
+def _mix_rows(mix: Path) -> list[tuple[str, ...]]:
+    runs = []
     for one in trained(mix):
         print(one.line(), flush=True)
         runs.append(one.cells())
+    return runs
+
+
+def _node_rows(repeats: int) -> list[tuple[str, ...]]:
+    """A row for each case, with the figures of all engines."""
+    cases: dict[str, tuple[str, ...]] = {}
+    names = [SSH]
     for row in measured(repeats):
         print(line(row), flush=True)
-        found.append(row)
-    mixes = table(("engine", "TTD", "CRU", "rounds", "overhead of a round", "steps"), *runs)
-    cases = dict.fromkeys(row.case.partition(": ")[0] for row in found)
-    names = dict.fromkeys(row.case.partition(": ")[2] for row in found)
-    by_case = {row.case: row for row in found}
-
-    def cells(case: str) -> tuple[str, ...]:
-        first = by_case[f"{case}: {next(iter(names))}"]
-        others = (f"{by_case[f'{case}: {name}'].ours:.3g}" for name in names)
-        return f"{case}, {first.unit}", f"{first.theirs:.3g}", *others
-
-    told = PAGE.format(
-        machine=machine(),
-        commit=commit(),
-        when=now(),
-        mix=mix.name,
-        mixes=mixes,
-        repeats=repeats,
-        rows=table(("", SSH, *names), *map(cells, cases)),
-    )
-    path.write_text(told)
+        case, _, name = row.case.partition(": ")
+        if name not in names:
+            names.append(name)
+        begun = cases.get(case, (f"{case}, {row.unit}", f"{row.theirs:.3g}"))
+        cases[case] = (*begun, f"{row.ours:.3g}")
+    return [("", *names), *cases.values()]
 
 
 def main() -> None:
@@ -282,9 +307,11 @@ def main() -> None:
     usage.add_argument("--repeats", type=int, default=5)
     usage.add_argument("--mix", type=Path, help="train it on each, and show TTD and CRU")
     usage.add_argument("--page", type=Path, help="measure both, and write them there")
+    usage.add_argument("--part", choices=PARTS, help="of the page; the other is kept as it was")
     asked = usage.parse_args()
     if asked.page:
-        write_page(asked.page, (asked.mix or ROOT / "mixes/m3.yaml").resolve(), asked.repeats)
+        mix = (asked.mix or ROOT / "mixes/m3.yaml").resolve()
+        write_page(asked.page, mix, asked.repeats, [asked.part] if asked.part else PARTS)
         return
     if asked.mix:
         rows = (one.line() for one in trained(asked.mix.resolve()))

@@ -43,7 +43,7 @@ def require_budget(nodes: Sequence[Node]) -> None:
     for node in lent:
         if node.price_per_hour is None:
             raise InputError(
-                f"a budget needs a price, and nobody knows that of node {node.name}",
+                f"the budget needs a price, and none is known of node {node.name}",
                 field="aws.budget",
                 fix=f"give node {node.name} its price_per_hour",
             )

@@ -23,6 +23,14 @@ Where = tuple[str | int, ...]
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 12
+# What schedulers and clouds call it, where that is not near hadar's word.
+_ELSEWHERE = {
+    "nodes": "count",
+    "queue": "partition",
+    "walltime": "time",
+    "instance_type": "type",
+    "launch_template": "template",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,8 @@ def read_text(path: Path) -> str:
 def unknown_name(word: str, known: Iterable[str]) -> str:
     """The fix for a name that is none of the ``known``."""
     names = list(known)
-    close = nearest(word, names)
+    same = _ELSEWHERE.get(word)
+    close = same if same in names else nearest(word, names)
     return f"Did you mean '{close}'?" if close else f"Choose from: {', '.join(names)}."
 
 
@@ -200,17 +209,19 @@ def integer(low: int, high: int) -> Reader[int]:
     return read
 
 
-def number_or_range(most: int) -> Reader[int | tuple[int, int]]:
+def number_or_range(
+    most: int, example: str, has_auto: bool = False
+) -> Reader[int | tuple[int, int]]:
     """A whole number of at least 1, or a range of such: ``1..8``; ``auto`` is all of them."""
 
     def read(value: Any, spot: Spot) -> int | tuple[int, int]:
-        if value == "auto":
+        if has_auto and value == "auto":
             return 1, most
         first, dots, last = value.partition("..") if isinstance(value, str) else ("", "", "")
         if not dots:
             return integer(1, most)(value, spot)
         if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= most):
-            raise spot.error(f"{value!r} is no range of numbers", "Write it as 1..8.")
+            raise spot.error(f"{value!r} is no range of numbers", f"Write it as {example}.")
         return int(first), int(last)
 
     return read

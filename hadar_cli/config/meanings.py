@@ -95,7 +95,8 @@ JOB_FIELDS = {
     "epochs": "How long to train, in passes over the data.",
     "steps": "How long to train, in mini-batches, instead.",
     "samples": "The size of the data set: with it, epochs become steps.",
-    "batch_size": "Samples in a mini-batch.",
+    "batch_size": "Samples in a mini-batch. A range such as `128..2048` lets several of the "
+    "script's own be joined to one, as far as the noise of its gradients makes that pay.",
     "model_size": "For the first estimate of speed only.",
     "dataset_size": "For the first estimate of speed only.",
     "gpus": "How many devices it takes at once, under policies that do not fork. A range such as "
@@ -114,6 +115,7 @@ JOB_FIELDS = {
     "folder: the nearest one above it with a `.git` or `pyproject.toml`, else its own.",
     "setup": "A shell command that runs once on each node before the job's first copy.",
     "env": "Environment variables of its copies.",
+    "user": "Whose job it is. `hadar simulate` tells how fairly each user fares.",
     "priority": "Jobs of a higher one are given devices first; 0 by default. `hadar priority` "
     "changes it while the run goes on.",
     "grid": "A sweep: a trial for every combination of these values of arguments, or of variables "

@@ -49,10 +49,11 @@ from hadar_cli.core.model import (
 from hadar_cli.project.data import place_of
 from hadar_cli.project.folder import find_module, find_project
 from hadar_cli.project.requirements import read_requirements
-from hadar_cli.workloads import CATALOG, Workload
+from hadar_cli.workloads import CATALOG
 
 MAX_JOBS = 10_000
 MAX_GPUS = 1024  # of a gang
+MAX_BATCHES = 1024  # of a script's own, joined to one
 # For scripts that count in steps and say nothing: only the first estimate of speed uses it.
 DEFAULT_BATCH_SIZE = 32
 
@@ -119,14 +120,14 @@ def _job(row: dict[str, Any], spot: Spot, setting: Setting) -> Job:
     if preset == "auto":
         preset = "paper" if setting.accelerators else "tiny"
     if "workload" in row:
-        row = {**_from_catalog(CATALOG[row["workload"]], preset), **row}
+        row = {**CATALOG[row["workload"]].fields(preset), **row}
     else:
         row = {"name": _as_name(row.get("module") or Path(row["script"]).stem), **row}
     return Job(
         id=0,
         name=row["name"],
         target_steps=_target_steps(row, spot),
-        batch_size=row.get("batch_size", DEFAULT_BATCH_SIZE),
+        **_batches(row.get("batch_size", DEFAULT_BATCH_SIZE), spot),
         max_duration_s=row.get("max_duration"),
         shares=row.get("shares", PROPORTIONAL),
         launch=_launch(row, spot, setting, preset),
@@ -142,16 +143,15 @@ def _gang(gpus: int | tuple[int, int]) -> dict[str, Any]:
     return {"sizes": gpus} if gpus[1] == MAX_GPUS else {"gpus": gpus[1], "sizes": gpus}
 
 
-def _from_catalog(workload: Workload, preset: str) -> dict[str, Any]:
-    return {
-        "name": workload.name,
-        "batch_size": workload.batch_size[preset],
-        "samples": workload.train_samples[preset],
-        "epochs": workload.epochs[preset],
-        "model_size": workload.model_size[preset],
-        "dataset_size": workload.dataset_size,
-        "higher_is_better": workload.higher_is_better,
-    }
+def _batches(size: int | tuple[int, int], spot: Spot) -> dict[str, Any]:
+    """A script's own mini-batch is the smallest of a range: some of them may be joined to one."""
+    least, most = (size, size) if isinstance(size, int) else size
+    if least == most:
+        return {"batch_size": least}
+    if most < 2 * least:
+        fix = f"Let the range reach {2 * least}, two of the script's own mini-batches, or more."
+        raise spot.inside("batch_size").error(f"{least}..{most} has but one size", fix)
+    return {"batch_size": least, "most_batches": min(most // least, MAX_BATCHES)}
 
 
 def _target_steps(row: dict[str, Any], spot: Spot) -> int:
@@ -161,8 +161,9 @@ def _target_steps(row: dict[str, Any], spot: Spot) -> int:
     for key in ("samples", "batch_size"):
         if row.get(key) is None:
             raise spot.error(f"'epochs' needs '{key}' here", f"Add '{key}', or give 'steps'.")
-    steps_per_epoch = int(-(-row["samples"] // row["batch_size"]))
-    return steps_per_epoch * int(row["epochs"])
+    size = row["batch_size"]
+    steps_per_epoch = -(-row["samples"] // (size if isinstance(size, int) else size[0]))
+    return int(steps_per_epoch * row["epochs"])
 
 
 def _launch(row: dict[str, Any], spot: Spot, setting: Setting, preset: str) -> Launch:
@@ -355,10 +356,10 @@ _JOB_FIELDS: dict[str, Reader[Any]] = {
     "epochs": integer(1, 10**6),
     "steps": integer(1, 10**12),
     "samples": integer(1, 10**12),
-    "batch_size": integer(1, 10**7),
+    "batch_size": number_or_range(10**7, "128..2048"),
     "model_size": choice(*MODEL_SIZES),
     "dataset_size": choice(*DATASET_SIZES),
-    "gpus": number_or_range(MAX_GPUS),
+    "gpus": number_or_range(MAX_GPUS, "1..8", has_auto=True),
     "elastic": flag,
     "shares": choice(*SHARES),
     "mode": choice(*MODES),
@@ -369,6 +370,7 @@ _JOB_FIELDS: dict[str, Reader[Any]] = {
     "setup": text(),
     "env": ENVIRONMENT,
     "priority": integer(-1000, 1000),
+    "user": NAME,
     "retry": integer(0, 1000),
     "min_vram_gb": number(0, 10**6, above=True),
     "higher_is_better": flag,
@@ -381,8 +383,7 @@ _JOB_FIELDS: dict[str, Reader[Any]] = {
 }
 
 _TAKEN_AS_GIVEN = {field.name for field in fields(Job)} & _JOB_FIELDS.keys() - {
-    *("name", "batch_size", "shares", "gpus"),  # which have other defaults or shapes here
-    *("promote", "stop"),  # see sweeps.py
+    *("name", "batch_size", "shares", "gpus", "promote", "stop"),  # which have other shapes here
 }
 
 _MIX = record(

@@ -112,7 +112,7 @@ _COMBINED: dict[str, Callable[[Mapping[str, Any]], Schema]] = {
     "number": _number,
     "number_or_range": lambda told: _any(
         {"type": "integer", "minimum": 1, "maximum": told["most"]},
-        {"enum": ["auto"]},
+        *([{"enum": ["auto"]}] if told["has_auto"] else []),
         {"type": "string", "pattern": r"^[0-9]+\.\.[0-9]+$"},
     ),
 }
@@ -156,6 +156,7 @@ _SHAPES: dict[Any, Callable[[], Schema]] = {
         {"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}
     ),
     sweeps._values: lambda: _VALUES,
+    sweeps._different: lambda: {**_VALUES, "uniqueItems": True},
     sweeps._drawn: lambda: _any(
         _VALUES, *(_table({kind: _RANGE}, kind) for kind in ("uniform", "log", "int"))
     ),

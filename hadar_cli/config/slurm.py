@@ -16,10 +16,12 @@ from hadar_cli.core.slurm import SlurmRequest, seconds_of
 _WORD = text(re.compile(r"[^\s'\"\\\\!-][^\s'\"\\\\!]*"), "Give one word, without quotes.")
 _PATH = text(re.compile(r"[A-Za-z0-9_./~+-]+"), "Give a plain path, e.g. /opt/slurm/bin.")
 _OPTION = text(
-    re.compile(r"--[a-z][a-z-]*(=[^\s'\"\\\\!]+)?"), "Write it like --exclusive or --mem=16G."
+    re.compile(r"--[a-z][a-z-]*(=[^\s'\"\\\\!]+)?"), "Write it like --exclusive or --nodelist=n7."
 )
 # These decide who finds the allocation again and what runs in it.
 _OURS = ("job-name", "output", "error", "wrap", "signal", "parsable", "array", "nodes", "ntasks")
+_IN_FIELDS = {name: name for name in ("time", "partition", "account", "qos", "gres", "constraint")}
+_IN_FIELDS |= {"mem": "mem", "cpus-per-task": "cpus"}
 
 
 def _time(value: Any, spot: Spot) -> str:
@@ -34,7 +36,9 @@ def _time(value: Any, spot: Spot) -> str:
 def _option(value: Any, spot: Spot) -> str:
     word = _OPTION(value, spot)
     if word[2:].partition("=")[0] in _OURS:
-        raise spot.error(f"'{word}' is hadar's to say", "Leave it out.")
+        raise spot.error(f"hadar sets '{word}' itself", "Leave it out.")
+    if field := _IN_FIELDS.get(word[2:].partition("=")[0]):
+        raise spot.error(f"'{word}' has a field of its own", f"Say it there: {field} = …")
     return word
 
 
@@ -71,6 +75,10 @@ def gpus_asked_for(wanted: SlurmRequest, listed: tuple[Gpu, ...], spot: Spot) ->
                 f"asks for {total} GPUs, and 'gpus' lists {len(listed)}", "Make them agree."
             )
         return listed
+    if by_option := [word for word in wanted.options if word.startswith("--gpus")]:
+        problem = f"'{by_option[0]}' does not tell hadar what these GPUs are"
+        fix = 'Ask by gres = "gpu:a100:2", or list them beside it: gpus = [{ model = "A100" }].'
+        raise spot.inside("options").error(problem, fix)
     found: list[Gpu] = []
     for kind, count in kinds:
         known = find_gpu(kind)

@@ -28,10 +28,19 @@ def parse_toml(text: str, file: str) -> Document:
         line = int(place[1]) if place and place[1] else text.rstrip().count("\n") + 1
         message = _PLACE.sub("", str(error)) if place else "holds a number that is too long"
         known_line = line if place else None
-        raise InputError(message, file=file, line=known_line, fix="See https://toml.io") from None
+        fix = _about_headers(text.split("\n")[line - 1]) or "See https://toml.io"
+        raise InputError(message, file=file, line=known_line, fix=fix) from None
     if _depth(root) > MAX_DEPTH:
         raise _too_deep(file)
     return Document(file, root, _find_lines(text))
+
+
+def _about_headers(line: str) -> str | None:
+    """What goes wrong with a header is mostly a second block of one name."""
+    if header := _HEADER.fullmatch(line.rstrip("\r")):
+        name = header[2]
+        return f"Where there are several, write each of them with two brackets: [[{name}]]."
+    return None
 
 
 def _find_lines(text: str) -> dict[Where, int]:

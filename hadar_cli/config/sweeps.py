@@ -51,8 +51,16 @@ def _values(value: Any, spot: Spot) -> tuple[Value, ...]:
     return values
 
 
+def _different(value: Any, spot: Spot) -> tuple[Value, ...]:
+    values = _values(value, spot)
+    for place, one in enumerate(map(repr, values)):
+        if one in map(repr, values[:place]):
+            raise spot.error(f"lists {one} twice", "Leave one out: its trials would be the same.")
+    return values
+
+
 SWEEP_FIELDS: dict[str, Reader[Any]] = {
-    "grid": table_of(_values, _PARAMETER),
+    "grid": table_of(_different, _PARAMETER),
     "sample": table_of(_drawn, _PARAMETER),
     "trials": integer(1, MOST_TRIALS),
     "promote": record(

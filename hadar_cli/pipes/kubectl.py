@@ -5,9 +5,13 @@ from __future__ import annotations
 import shutil
 
 from hadar_cli.errors import InputError
+from hadar_cli.nodes.connection import answer_of
+from hadar_cli.nodes.wire import LinkLostError, said
 from hadar_cli.pipes.transport import PipeTransport
 
 PREFIX = "kubectl:"
+_READY = "ready"
+_ANSWER_S = 30.0
 
 
 def into_pod(host: str) -> PipeTransport:
@@ -18,9 +22,21 @@ def into_pod(host: str) -> PipeTransport:
 
 
 def check_kubectl(host: str) -> None:
+    """InputError where nothing can be run in the pod."""
     if not shutil.which("kubectl"):
         raise InputError(
             f"{host!r} is reached by kubectl, which is not here",
             field="node.host",
             fix="install kubectl and see that `kubectl get pods` works, or reach it by SSH",
+        )
+    try:
+        told, complaint = answer_of(into_pod(host), f"echo {_READY}", _ANSWER_S)
+    except LinkLostError as error:
+        told, complaint = "", str(error)
+    if _READY not in told:
+        last = complaint.splitlines()[-1:] or ["it says nothing"]
+        raise InputError(
+            f"kubectl runs nothing in {host!r}: {said(last[0])}",
+            field="node.host",
+            fix="see that `kubectl get pods` shows it: kubectl:POD or kubectl:NAMESPACE/POD",
         )

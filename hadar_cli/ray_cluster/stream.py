@@ -40,7 +40,7 @@ class BridgedStream:
         try:
             while left:
                 if not is_ready(self._data, self._patience_s or _WRITE_S, select.POLLOUT):
-                    raise LinkLostError("the node takes nothing any more")
+                    raise LinkLostError("the node no longer reads what it is sent")
                 with self._writing, suppress(BlockingIOError):
                     if self.is_closed:
                         raise LinkLostError("the connection was closed")

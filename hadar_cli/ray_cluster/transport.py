@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -29,7 +30,7 @@ _LONGEST_COMPLAINT = 2000
 
 
 class UnreachableError(LinkLostError):
-    """There is no such cluster, as far as Ray can tell."""
+    """There is no such cluster, as far as Ray can tell, or nobody who speaks with it."""
 
 
 class NeverError(LinkLostError):
@@ -51,6 +52,8 @@ class Bridge:
         self._starting = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self.is_joining = False  # the cluster: it has not answered yet
+        self.was_joined = False  # ever
 
     def ask(self, request: dict[str, Any], data: socket.socket | None = None) -> socket.socket:
         """Where the answers will come."""
@@ -63,7 +66,10 @@ class Bridge:
                     return ours
                 self._end()
         ours.close()
-        raise LinkLostError(f"the process that speaks with Ray ends at once: {self.complaint()}")
+        raise UnreachableError(f"the process that speaks with Ray ends at once: {self.complaint()}")
+
+    def joined(self) -> None:
+        self.is_joining, self.was_joined = False, True
 
     def complaint(self) -> str:
         size = self._errors.seek(0, 2)
@@ -75,6 +81,7 @@ class Bridge:
             self._end()
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             words = [sys.executable, "-c", _START, json.dumps(sys.path), self._address]
+            self.is_joining = True
             with theirs:
                 self._process = subprocess.Popen(
                     words,
@@ -112,14 +119,18 @@ def hear(answers: socket.socket, bridge: Bridge, patience_s: float = _ANSWER_S) 
     line = bytearray()
     while not line.endswith(b"\n"):
         if not is_ready(answers, patience_s):
-            raise LinkLostError(f"Ray did not answer within {patience_s:.0f} s")
+            raise UnreachableError(f"Ray did not answer within {patience_s:.0f} s")
         byte = answers.recv(1)
         if not byte:
-            raise LinkLostError(f"the process that speaks with Ray has ended: {bridge.complaint()}")
+            why = f"the process that speaks with Ray has ended: {bridge.complaint()}"
+            raise UnreachableError(why)
         line += byte
     answer: dict[str, Any] = json.loads(line)
+    kind = _KINDS.get(answer.get("kind", ""), LinkLostError)
+    if kind is not UnreachableError:
+        bridge.joined()
     if "error" in answer:
-        raise _KINDS.get(answer["kind"], LinkLostError)(said(answer["error"]))
+        raise kind(said(answer["error"]))
     return answer
 
 
@@ -143,18 +154,25 @@ class RayTransport:
         except (LinkLostError, OSError) as error:
             ours.close()
             answers.close()
-            raise error if isinstance(error, LinkLostError) else LinkLostError("aborted") from error
+            raise self._in_a_run(error) from error
         finally:
             self._opening = None
         stream = BridgedStream(ours, answers, PATIENCE_S)
         self._streams = [one for one in self._streams if not one.is_closed] + [stream]
         return stream
 
+    def _in_a_run(self, error: Exception) -> LinkLostError:
+        """A cluster that was there is waited for: with it, all its nodes would be lost at once."""
+        if isinstance(error, UnreachableError) and self._bridge.was_joined:
+            return NotYetError(str(error))
+        return error if isinstance(error, LinkLostError) else LinkLostError("aborted")
+
     def open_bulk(self, command: str) -> None:
         return None
 
     def heard_at(self) -> float:
-        return 0.0
+        """While the bridge is replaced, nobody could say a word."""
+        return time.monotonic() if self._opening and self._bridge.is_joining else 0.0
 
     def abort(self) -> None:
         if opening := self._opening:

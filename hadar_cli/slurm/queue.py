@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hadar_cli.core.model import Node
+from hadar_cli.core.model import LOCAL, Node
 from hadar_cli.core.slurm import SlurmRequest, seconds_of
 from hadar_cli.errors import InputError
-from hadar_cli.nodes.connection import Transport
+from hadar_cli.nodes.connection import Transport, answer_of
 from hadar_cli.nodes.wire import LinkLostError, NotYetError, said
-from hadar_cli.slurm.request import SQUEUE, command_line, sbatch, test_request
+from hadar_cli.slurm.limits import (
+    NODES,
+    PARTITIONS,
+    is_endless,
+    partitions_of,
+    what_would_do,
+    why_never,
+)
+from hadar_cli.slurm.request import SQUEUE, command_line, sbatch, test_request, wanted
 
-_MOST_BYTES = 32 << 20
 _ANSWER_S = 60.0
 _SOON_S, _SELDOM_S = 1.0, 20.0  # between looks at the queue: right after a change, and later
 _CANCELLED_S = 90.0  # for jobs that were cancelled to be gone
@@ -49,9 +57,20 @@ class Allocation:
     def is_deferred(self) -> bool:
         return self.state == "PENDING" and self.waits_for == "BeginTime"
 
+    @property
+    def is_held(self) -> bool:
+        """Slurm could not start it on its node, and will not try again by itself."""
+        return self.state == "PENDING" and "launch failed" in self.waits_for
+
+    @property
+    def is_endless(self) -> bool:
+        """It waits for what will never come."""
+        return self.state == "PENDING" and is_endless(self.waits_for)
+
     def in_words(self) -> str:
+        why = "" if self.waits_for in ("None", "") else f": {self.waits_for}"
         when = "" if self.starts in ("N/A", "") else f"; Slurm expects it to start at {self.starts}"
-        return f"job {self.id} waits in Slurm's queue: {self.waits_for}{when}"
+        return f"job {self.id} waits in Slurm's queue{why}{when}"
 
 
 class Queue:
@@ -101,7 +120,9 @@ class Login:
         return output
 
     def named(self, name: str, every_s: float | None = None) -> list[Allocation]:
-        return [job for job in self.queue.jobs(self, every_s) if job.name == name]
+        """Its jobs, the newest last."""
+        jobs = (job for job in self.queue.jobs(self, every_s) if job.name == name)
+        return sorted(jobs, key=lambda job: (len(job.id), job.id))
 
     def submit(self, run: str, directory: str, begins_in_s: float = 0.0) -> str:
         """Asks for an allocation; the number of the job."""
@@ -137,29 +158,32 @@ class Login:
         """When Slurm would start the request; InputError with its words if it never would."""
         output, complaint = self._run(self.request, test_request(self.node))
         told = said((output + complaint).strip())
-        if " to start at " in told:
-            return told.partition(" to start at ")[2]
-        where = "here" if self.node.host == "local" else f"on {self.node.host}"
-        fix = "mend the request: `sinfo` shows partitions and gres, `sacctmgr show assoc` accounts"
-        if any(words in told for words in _NO_SLURM):
-            fix = (
-                f"is Slurm {where}? Run hadar on a login node, or name one: host; or say where its "
-                "commands (slurm.bin) and its slurm.conf (slurm.conf) are"
+        words = shlex.join(wanted(self.request))
+        if " to start at " not in told:
+            problem = f"Slurm {self._where} refuses `sbatch {words}`: {told}"
+            raise InputError(problem, field=f"node {self.node.name}", fix=self._fix_for(told))
+        table, _ = self._run(self.request, PARTITIONS)
+        if never := why_never(self.request, partitions_of(table)):
+            problem = f"Slurm {self._where} would never start `sbatch {words}`: {said(never)}"
+            fix = "mend it: `scontrol show partition` shows limits"
+            raise InputError(problem, field=f"node {self.node.name}", fix=fix)
+        return told.partition(" to start at ")[2]
+
+    @property
+    def _where(self) -> str:
+        return "here" if self.node.host == LOCAL else f"on {self.node.host}"
+
+    def _fix_for(self, complaint: str) -> str:
+        if any(words in complaint for words in _NO_SLURM):
+            return (
+                f"is Slurm {self._where}? Run hadar on a login node, or name one: host; or say "
+                "where its commands (slurm.bin) and its slurm.conf (slurm.conf) are"
             )
-        raise InputError(
-            f"Slurm {where} refuses it: {told}", field=f"node {self.node.name}", fix=fix
-        )
+        table, _ = self._run(self.request, NODES)
+        return said(what_would_do(complaint, self.request, table))
 
     def _run(self, request: SlurmRequest, words: Sequence[str]) -> tuple[str, str]:
-        stream = self.transport.open(command_line(request, words))
-        stream.be_patient(_ANSWER_S)
-        try:
-            content = bytearray()
-            while (chunk := stream.read(1 << 16)) and len(content) < _MOST_BYTES:
-                content += chunk
-            return content.decode(errors="replace"), stream.complaint()
-        finally:
-            stream.close()
+        return answer_of(self.transport, command_line(request, words), _ANSWER_S)
 
 
 def _read(table: str) -> Iterator[Allocation]:

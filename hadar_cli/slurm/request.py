@@ -54,7 +54,7 @@ def job_name(run: str, node: str) -> str:
 def sbatch(node: Node, run: str, directory: str, begins_in_s: float = 0.0) -> list[str]:
     """Asks for one node; ``directory`` is the run's, where the allocation keeps its log."""
     request = _request(node)
-    words = ["sbatch", "--parsable", *_wanted(request), f"--job-name={job_name(run, node.name)}"]
+    words = ["sbatch", "--parsable", *wanted(request), f"--job-name={job_name(run, node.name)}"]
     words += ["--output=/dev/null", "--chdir=/", "--export=ALL"]
     words.append(f"--signal=B:USR1@{_notice_s(request):.0f}")
     if begins_in_s > 0:
@@ -66,7 +66,7 @@ def sbatch(node: Node, run: str, directory: str, begins_in_s: float = 0.0) -> li
 
 def test_request(node: Node) -> list[str]:
     """Has Slurm say when the request would start, or why never."""
-    return ["sbatch", "--test-only", *_wanted(_request(node)), "--wrap=true"]
+    return ["sbatch", "--test-only", *wanted(_request(node)), "--wrap=true"]
 
 
 def srun(job: str) -> list[str]:
@@ -85,7 +85,8 @@ def _request(node: Node) -> SlurmRequest:
     return node.slurm
 
 
-def _wanted(request: SlurmRequest) -> Iterator[str]:
+def wanted(request: SlurmRequest) -> Iterator[str]:
+    """The options of sbatch that say what for."""
     yield from ("--nodes=1", "--ntasks=1", f"--time={request.time}")
     named = {
         "partition": request.partition,

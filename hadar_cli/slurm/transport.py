@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hadar_cli.core.model import Node
-from hadar_cli.errors import HadarError, RefusedError
+from hadar_cli.errors import HadarError
 from hadar_cli.nodes.connection import CommandStream, Transport
-from hadar_cli.nodes.wire import LinkLostError, NotYetError, Wire, said
+from hadar_cli.nodes.wire import LinkLostError, NoMoreError, NotYetError, Wire, said
 from hadar_cli.slurm import relay
 from hadar_cli.slurm.queue import Allocation, Login
 from hadar_cli.slurm.request import command_line, job_name, renew_after_s, srun
@@ -31,7 +31,8 @@ class SlurmTransport:
         self._name = job_name(run, node.name)
         self._request = self._login.request
         self._job: Allocation | None = None  # that streams go to
-        self._spent: set[str] = set()  # jobs that we have left
+        self._ran: set[str] = set()  # jobs that were seen to run
+        self._spent: set[str] = set()  # of these, the ones that we have left
         self._ending: dict[str, float] = {}  # jobs that end by themselves, and since when
         self._asked: list[str] = []  # jobs since the last that could be used
         self._asked_at = 0.0
@@ -101,6 +102,7 @@ class SlurmTransport:
     def _find_or_ask(self) -> Allocation:
         jobs = [job for job in self._login.named(self._name) if self._is_of_use(job)]
         running = [job for job in jobs if job.is_running]
+        self._ran.update(job.id for job in running)
         if running:
             # The one in use until it is left: its successor may run already.
             used = [job for job in running if self._job and job.id == self._job.id]
@@ -108,14 +110,31 @@ class SlurmTransport:
             if len(jobs) == 1 and self._request.renew and job.left_s is not None:
                 self._ask(renew_after_s(job.left_s))
             return job
-        if jobs:
-            if all(job.is_deferred for job in jobs):
-                self._login.hasten(jobs[0])  # it was to follow one that has ended before its time
-            raise NotYetError(jobs[0].in_words())
+        if waiting := self._without_hopeless(jobs):
+            if all(job.is_deferred for job in waiting):
+                self._let_one_start(waiting)
+            raise NotYetError(waiting[-1].in_words())
         if self._job and not self._request.renew:
-            raise RefusedError("its allocation has ended, and renew = false")
+            raise NoMoreError("its allocation has ended, and renew = false")
         self._give_up_if_stillborn()
         raise NotYetError(f"job {self._ask()} waits in Slurm's queue")
+
+    def _without_hopeless(self, jobs: list[Allocation]) -> list[Allocation]:
+        """Those that wait for something."""
+        if endless := [job for job in jobs if job.is_endless]:
+            self._login.cancel(endless)
+            last = endless[-1]
+            raise NoMoreError(f"Slurm would never start job {last.id}: {last.waits_for}")
+        held = [job for job in jobs if job.is_held]
+        self._login.cancel(held)
+        return [job for job in jobs if job not in held]
+
+    def _let_one_start(self, jobs: list[Allocation]) -> None:
+        """One was to follow another that has ended before its time. What is requeued, Slurm makes
+        wait for minutes: until its node is clean."""
+        if fresh := [job for job in jobs if job.id not in self._ran]:
+            self._login.cancel([job for job in jobs if job not in fresh])
+            self._login.hasten(fresh[-1])
 
     def _is_of_use(self, job: Allocation) -> bool:
         """One that ends may be about to be requeued, and is waited for a while."""

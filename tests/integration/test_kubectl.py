@@ -56,6 +56,10 @@ def test_a_pod_that_is_not_there_is_told_in_kubectl_s_words(tmp_path):
     checked = hadar(tmp_path, path, "check")
     assert checked.returncode == 3
     assert "not found" in checked.stdout
+    (tmp_path / "mix.yaml").write_text(MIX)
+    run = hadar(tmp_path, path, "run", "mix.yaml")
+    assert run.returncode == 2 and 'pods "gone" not found' in run.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_without_kubectl_nothing_is_started(tmp_path):

@@ -71,6 +71,12 @@ def kill_actor(lab: RayLab, name: str) -> None:
     subprocess.run([sys.executable, "-c", code, "-", name], check=True, capture_output=True)
 
 
+def kill_bridge(head: int) -> None:
+    """All streams at once."""
+    [bridge] = [pid for pid in descendants(head) if b"bridge" in command(pid)]
+    os.kill(bridge, signal.SIGKILL)
+
+
 @pytest.mark.timeout(900)
 def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tmp_path):
     """The last head comes from outside, by Ray Client: ``ray://``."""
@@ -90,8 +96,7 @@ def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tm
         for pid in descendants(keeper):
             os.kill(pid, signal.SIGKILL)
     merges_on(tmp_path, 2)
-    [bridge] = [pid for pid in descendants(head.pid) if b"bridge" in command(pid)]
-    os.kill(bridge, signal.SIGKILL)  # all streams at once
+    kill_bridge(head.pid)
     merges_on(tmp_path, 2)
     assert set(lab.keepers()) == keepers, "the keepers were found again"
 
@@ -106,7 +111,10 @@ def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tm
 
     inventory = from_outside(lab, tmp_path / "client.toml")
     head = start(tmp_path, "resume", "r", "-n", str(inventory))
-    merges_on(tmp_path, 2)
+    merges_on(tmp_path)
+    kill_bridge(head.pid)  # joining the cluster anew takes longer here
+    merges_on(tmp_path)
+    assert head.poll() is None, head.communicate()[1]
     assert set(lab.keepers()) == keepers, "the keepers were found again, by Ray Client"
     gate.touch()
     assert head.wait(240) == 0, head.communicate()[1]

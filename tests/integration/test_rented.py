@@ -221,6 +221,15 @@ def test_an_instance_without_work_is_ended_until_there_is_some(lab, tmp_path):
     assert lab.running() == {}
     told = hadar(tmp_path, "clean", "s", "-n", str(lab.inventory), "--yes", expect=2)
     assert "there is no run" in told
+
+    head = start(tmp_path, "run", "first.yaml", "-n", str(lab.inventory), "--name", "known")
+    wait_until(lambda: len(lab.running()) == 2)
+    head.send_signal(signal.SIGKILL)
+    head.wait()
+    left = lab.running()
+    told = hadar(tmp_path, "clean", "known", "--yes")
+    assert all(instance in told for instance in left.values()) and lab.running() == {}
+    assert all(rental.until for rental in read_rentals(tmp_path / "runs" / "known"))
     wait_until(lambda: not any(node.is_up for node in lab.nodes))
 
 

@@ -233,8 +233,9 @@ def reasons_of_losses(cwd: Path) -> set[Loss]:
 @pytest.mark.parametrize(
     ("change", "why", "fix"),
     [
-        ('partition = "nope"', "Invalid partition", "sinfo"),
-        ('gres = "gpu:h100:8"', "not available", "sinfo"),
+        ('partition = "labs"', "Invalid partition", "did you mean 'lab'?"),
+        ('gres = "gpu:h100:8"', "not available", "gpu:titan_rtx:1 with 16 CPUs"),
+        ('partition = "brief"', "never start", "scontrol show partition"),
         ('bin = "/nowhere"', "No such file", "slurm.bin"),
     ],
 )

@@ -30,7 +30,16 @@ from pathlib import Path
 from typing import Any
 
 from hadar_cli.node.agent import processes
-from tests.support.lab import PROFILES, ROOT, LabError, LabNode, models_of, python_with_torch
+from tests.support.lab import (
+    PROFILES,
+    ROOT,
+    LabError,
+    LabFolder,
+    LabNode,
+    models_of,
+    python_with_torch,
+    require_no_lab,
+)
 from tests.support.sshd import find_sshd, free_ports, make_key
 
 __all__ = ["Ec2Lab", "running_ec2"]
@@ -42,18 +51,19 @@ _DEAR = 1.0  # dollars an hour, of machines that the profile gives no price
 _PAIR = ("id_ed25519", "id_ed25519.pub")
 
 
-class Ec2Lab:
+class Ec2Lab(LabFolder):
     """The lab in one directory. ``up`` makes it, ``open`` finds it again, ``down`` removes it."""
 
+    kind = "ec2"
+
     def __init__(self, directory: Path) -> None:
-        self.directory = directory.resolve()
-        self.inventory, self.config = self.directory / "nodes.toml", self.directory / "aws.config"
+        self.path = str(directory.resolve())
+        self.config = self.directory / "aws.config"
 
     @classmethod
     def up(cls, directory: Path, profile: str = "testbed", count: int | None = None) -> Ec2Lab:
         lab = cls(directory)
-        if (lab.directory / "lab.json").exists():
-            raise LabError(f"there is a lab in {directory} already: scripts/lab down removes it")
+        require_no_lab(lab.directory)
         _require_moto()
         find_sshd()
         lab.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,12 +82,6 @@ class Ec2Lab:
             lab.down()
             raise
         return lab
-
-    @classmethod
-    def is_in(cls, directory: Path) -> bool:
-        with suppress(OSError, ValueError):
-            return "ec2" in json.loads((directory / "lab.json").read_text())
-        return False
 
     @classmethod
     def open(cls, directory: Path) -> Ec2Lab:

@@ -18,9 +18,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from tests.support.sshd import LabError, Sshd, find_sshd, free_ports, make_key
 
@@ -68,6 +69,36 @@ class LabNode(Sshd):
     price_per_hour: float | None = None
 
 
+class LabFolder:
+    """What labs of clusters have alike: a folder of their own, with an inventory in it."""
+
+    kind: ClassVar[str]  # the key of ``lab.json`` that no other kind of lab has
+    path: str
+    models: list[Model]
+
+    @classmethod
+    def is_in(cls, directory: Path) -> bool:
+        with suppress(OSError, ValueError):
+            return cls.kind in json.loads((directory / "lab.json").read_text())
+        return False
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.path)
+
+    @property
+    def inventory(self) -> Path:
+        return self.directory / "nodes.toml"
+
+    @property
+    def workdir(self) -> Path:
+        return self.directory / "workdir"
+
+    @property
+    def names(self) -> list[str]:
+        return [model.name for model in self.models]
+
+
 class Lab:
     """The lab in one directory. ``up`` makes it, ``open`` finds it again, ``down`` removes it."""
 
@@ -82,8 +113,7 @@ class Lab:
     def up(cls, directory: Path, profile: str = "testbed", count: int | None = None) -> Lab:
         """Starts ``count`` machines like the profile's and returns when all of them answer."""
         directory = directory.resolve()
-        if (directory / "lab.json").exists():
-            raise LabError(f"there is a lab in {directory} already: scripts/lab down removes it")
+        require_no_lab(directory)
         find_sshd()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(directory.iterdir()):
@@ -218,6 +248,11 @@ def running(directory: Path, count: int = 1, profile: str = "testbed") -> Iterat
         yield lab
     finally:
         lab.down()
+
+
+def require_no_lab(directory: Path) -> None:
+    if (directory / "lab.json").exists():
+        raise LabError(f"there is a lab in {directory} already: scripts/lab down removes it")
 
 
 def models_of(profile: str, count: int) -> list[Model]:

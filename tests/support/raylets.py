@@ -24,7 +24,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hadar_cli.node.agent import processes
-from tests.support.lab import PROFILES, ROOT, Model, models_of, python_with_torch
+from tests.support.lab import (
+    PROFILES,
+    ROOT,
+    LabFolder,
+    Model,
+    models_of,
+    python_with_torch,
+    require_no_lab,
+)
 from tests.support.sshd import LabError, descendants, free_ports
 
 __all__ = ["RayLab", "running_ray"]
@@ -79,8 +87,10 @@ class Raylet:
 
 
 @dataclass(kw_only=True)
-class RayLab:
+class RayLab(LabFolder):
     """The cluster in a directory. ``up`` makes it, ``open`` finds it again, ``down`` removes it."""
+
+    kind = "ray"
 
     path: str
     temp: str
@@ -98,8 +108,7 @@ class RayLab:
         has_client: bool = False,
     ) -> RayLab:
         directory = directory.resolve()
-        if (directory / "lab.json").exists():
-            raise LabError(f"there is a lab in {directory} already: scripts/lab down removes it")
+        require_no_lab(directory)
         _find_ray()
         models = models_of(profile, count or len(PROFILES[profile]))
         (directory / "workdir").mkdir(mode=0o700, parents=True)
@@ -113,12 +122,6 @@ class RayLab:
             lab.down()
             raise
         return lab
-
-    @classmethod
-    def is_in(cls, directory: Path) -> bool:
-        with suppress(OSError, ValueError):
-            return "ray" in json.loads((directory / "lab.json").read_text())
-        return False
 
     @classmethod
     def open(cls, directory: Path) -> RayLab:
@@ -141,22 +144,6 @@ class RayLab:
             time.sleep(0.05)
         shutil.rmtree(self.temp, ignore_errors=True)
         shutil.rmtree(self.directory)
-
-    @property
-    def directory(self) -> Path:
-        return Path(self.path)
-
-    @property
-    def inventory(self) -> Path:
-        return self.directory / "nodes.toml"
-
-    @property
-    def workdir(self) -> Path:
-        return self.directory / "workdir"
-
-    @property
-    def names(self) -> list[str]:
-        return [model.name for model in self.models]
 
     @property
     def nodes(self) -> list[Raylet]:

@@ -30,7 +30,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hadar_cli.node.agent import processes
-from tests.support.lab import PROFILES, Model, models_of, python_with_torch
+from tests.support.lab import (
+    PROFILES,
+    LabFolder,
+    Model,
+    models_of,
+    python_with_torch,
+    require_no_lab,
+)
 from tests.support.sshd import LabError, descendants, free_ports
 
 __all__ = ["SlurmLab", "running_slurm"]
@@ -71,8 +78,10 @@ class SlurmNode:
 
 
 @dataclass(kw_only=True)
-class SlurmLab:
+class SlurmLab(LabFolder):
     """The cluster in a directory. ``up`` makes it, ``open`` finds it again, ``down`` removes it."""
+
+    kind = "slurm"
 
     path: str
     secrets: str  # a short path: sockets cannot have long ones
@@ -83,8 +92,7 @@ class SlurmLab:
     @classmethod
     def up(cls, directory: Path, profile: str = "testbed", count: int | None = None) -> SlurmLab:
         directory = directory.resolve()
-        if (directory / "lab.json").exists():
-            raise LabError(f"there is a lab in {directory} already: scripts/lab down removes it")
+        require_no_lab(directory)
         _find_slurm()
         models = models_of(profile, count or len(PROFILES[profile]))
         for name in ("log", "state", "workdir"):
@@ -102,12 +110,6 @@ class SlurmLab:
             lab.down()
             raise
         return lab
-
-    @classmethod
-    def is_in(cls, directory: Path) -> bool:
-        with suppress(OSError, ValueError):
-            return "slurm" in json.loads((directory / "lab.json").read_text())
-        return False
 
     @classmethod
     def open(cls, directory: Path) -> SlurmLab:
@@ -130,24 +132,8 @@ class SlurmLab:
         shutil.rmtree(self.directory)
 
     @property
-    def directory(self) -> Path:
-        return Path(self.path)
-
-    @property
-    def inventory(self) -> Path:
-        return self.directory / "nodes.toml"
-
-    @property
-    def workdir(self) -> Path:
-        return self.directory / "workdir"
-
-    @property
     def conf(self) -> Path:
         return self.directory / "slurm.conf"
-
-    @property
-    def names(self) -> list[str]:
-        return [model.name for model in self.models]
 
     @property
     def nodes(self) -> list[SlurmNode]:
@@ -320,6 +306,7 @@ class SlurmLab:
             f"PartitionName=lab {partition} Default=YES PriorityTier=1 GraceTime={_GRACE_S}"
         )
         lines.append(f"PartitionName=urgent {partition} PriorityTier=9")
+        lines.append("PartitionName=brief Nodes=ALL MaxTime=5")
         return "\n".join(lines) + "\n"
 
     def _nodes_toml(self) -> str:

@@ -222,7 +222,8 @@ def _install_sshd() -> None:
         return
     print("installing openssh-server", file=sys.stderr)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = [apt, "-qq", "-y", "--no-install-recommends", "install", "openssh-server"]
+    patient = ["-o", "DPkg::Lock::Timeout=120"]  # somebody else may be installing something
+    install = [apt, "-qq", "-y", *patient, "--no-install-recommends", "install", "openssh-server"]
     for words in (install, [apt, "-qq", "update"], install):
         subprocess.run(words, check=False, stdout=sys.stderr, env=environment)
         if _installed_sshd():

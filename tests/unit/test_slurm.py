@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,13 @@ from hadar_cli.core.model import Node
 from hadar_cli.core.slurm import SlurmRequest, seconds_of
 from hadar_cli.errors import InputError
 from hadar_cli.node.agent.bootstrap import COMMAND
+from hadar_cli.nodes.wire import NoMoreError, NotYetError
+from hadar_cli.pipes.transport import PipeTransport
 from hadar_cli.slurm import keeper, relay
+from hadar_cli.slurm.limits import is_endless, partitions_of, what_would_do, why_never
 from hadar_cli.slurm.queue import _read
 from hadar_cli.slurm.request import command_line, quote, renew_after_s, sbatch
+from hadar_cli.slurm.transport import SlurmTransport
 
 
 def nodes(text: str) -> tuple[Node, ...]:
@@ -71,7 +77,11 @@ def test_a_node_s_own_table_says_the_same():
         ('partition = "it\'s"', "slurm.partition", "without quotes"),
         ('options = ["--wrap=rm"]', "slurm.options[0]", "Leave it out"),
         ('options = ["--mem 3"]', "slurm.options[0]", "--exclusive"),
+        ('options = ["--mem=3G"]', "slurm.options[0]", "mem = "),
+        ('options = ["--cpus-per-task=3"]', "slurm.options[0]", "cpus = "),
         ('partitoin = "gpu"', "slurm.partitoin", "partition"),
+        ("nodes = 4", "slurm.nodes", "count"),
+        ('options = ["--gpus-per-node=a100:2"]', "slurm.options", "gres ="),
         ("count = 0", "slurm.count", "from 1"),
         ('gres = "gpu:t4:2"\ngpus = [{ model = "T4" }]', "slurm.gres", "agree"),
     ],
@@ -82,6 +92,13 @@ def test_a_bad_request_is_refused_with_its_place_and_fix(line, field, fix):
         nodes(f'[slurm]\nname = "a"\n{time_}{line}\n')
     assert caught.value.field == field
     assert fix in (caught.value.fix or "") and caught.value.line
+
+
+def test_one_block_beside_several_is_told_by_its_brackets():
+    block = '[slurm]\nname = "a"\ntime = "30"\n'
+    with pytest.raises(InputError) as caught:
+        nodes(f"{block}[{block.replace(']', ']]', 1)}")
+    assert caught.value.line == 4 and "[[slurm]]" in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +164,124 @@ def test_the_queue_is_read_below_whatever_a_login_says():
     assert running.is_running and running.left_s == 93_784
     assert waiting.is_deferred and waiting.name == "hadar:r:a|b"
     assert waiting.in_words() == "job 8 waits in Slurm's queue: BeginTime"
+
+
+SCONTROL = """\
+Welcome to the cluster
+PartitionName=day AllowAccounts=ALL Default=YES MaxTime=1-00:00:00 State=UP
+PartitionName=short AllowAccounts=ALL Default=NO MaxTime=00:30:00 State=UP
+PartitionName=off AllowAccounts=ALL Default=NO MaxTime=UNLIMITED State=DOWN
+PartitionName=vision AllowAccounts=cv,nlp Default=NO MaxTime=UNLIMITED State=UP
+"""
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (SlurmRequest("30"), None),
+        (SlurmRequest("2-0"), "gives 1-00:00:00 at the most"),
+        (SlurmRequest("31", partition="short"), "gives 00:30:00 at the most"),
+        (SlurmRequest("31", partition="short,day"), None),
+        (SlurmRequest("2-0", partition="short,day"), "partition day gives"),
+        (SlurmRequest("30", partition="off"), "DOWN"),
+        (SlurmRequest("30", partition="vision", account="bio"), "accounts cv,nlp"),
+        (SlurmRequest("30", partition="vision", account="cv"), None),
+        (SlurmRequest("30", partition="elsewhere"), None),
+    ],
+)
+def test_what_a_partition_never_gives_is_known_before_it_is_asked_for(request_, why):
+    told = why_never(request_, partitions_of(SCONTROL))
+    assert told is None if why is None else why in (told or "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "endless"),
+    [
+        ("PartitionTimeLimit", True),
+        ("QOSMaxWallDurationPerJobLimit", True),
+        ("Job's account not known, so it can't use this partition (a allows b)", True),
+        ("Resources", False),
+        ("QOSMaxJobsPerUserLimit", False),
+        ("AssocGrpGRES", False),
+        ("PartitionDown", False),
+    ],
+)
+def test_what_a_job_waits_for_may_never_come(reason, endless):
+    assert is_endless(reason) is endless
+
+
+SINFO = "gpu|gpu:a100:4|ib,big|64|512000\ngpu|gpu:a100:4|ib|64|512000\ncpu|(null)|(null)|32|64000\n"
+
+
+@pytest.mark.parametrize(
+    ("complaint", "fix"),
+    [
+        ("Invalid partition name specified", "did you mean 'gpu'? partitions here: gpu, cpu"),
+        ("Invalid feature specification", "features of the nodes there: ib, big"),
+        ("Requested node configuration is not available", "gpu:a100:4 with 64 CPUs and 512000 MB"),
+        ("Invalid account or account/partition combination specified", "sacctmgr"),
+    ],
+)
+def test_a_refusal_comes_with_what_there_is(complaint, fix):
+    asked = SlurmRequest("30", partition="gpuu" if "partition name" in complaint else None)
+    assert fix in what_would_do(complaint, asked, SINFO)
+
+
+# -- allocations, as a queue of scripted commands tells of them ----------------------------------
+
+SCRIPTED = """#!/bin/sh
+cd {here}
+echo "${{0##*/}} $*" | cut -c1-60 >> said
+case ${{0##*/}} in
+squeue) echo "JOBID|STATE|TIME_LEFT|NODELIST|START_TIME|REASON|NAME"; cat queue ;;
+scancel) for job; do sed -i "/^$job|/d" queue; done ;;
+sbatch) echo 90 ;;
+esac
+"""
+
+
+@pytest.fixture
+def node(tmp_path) -> SlurmTransport:
+    """One of a run on a cluster whose queue is the file of that name."""
+    for name in ("squeue", "scancel", "sbatch", "scontrol"):
+        (tmp_path / name).write_text(SCRIPTED.format(here=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    asked = Node("a", "local", slurm=SlurmRequest("30", bin=str(tmp_path)))
+    asked = replace(asked, user=tmp_path.name)  # a queue of its own
+    return SlurmTransport(asked, "r", str(tmp_path), PipeTransport(["sh", "-c"]))
+
+
+def finds(node: SlurmTransport, folder: Path, *rows: str) -> list[str]:
+    """What the node says to Slurm, beside looking, when its queue is this."""
+    (folder / "queue").write_text("".join(f"{row}|hadar:r:a\n" for row in rows))
+    (folder / "said").unlink(missing_ok=True)
+    node._login.queue.changed()
+    with suppress(NotYetError):
+        node._find()
+    said = (folder / "said").read_text().splitlines()
+    return [" ".join(line.split()[:3]) for line in said if not line.startswith("squeue")]
+
+
+def test_a_requeued_allocation_makes_way_for_the_one_that_was_to_follow(node, tmp_path):
+    """Slurm lets it wait for minutes. Where none was to follow, it is waited for."""
+    runs = "7|RUNNING|9:00|n1|N/A|None"
+    follows = "8|PENDING|30:00||2026-01-01T00:00:00|BeginTime"
+    requeued = "7|PENDING|30:00||2026-01-01T00:00:00|BeginTime"
+    assert finds(node, tmp_path, runs, follows) == []
+    assert finds(node, tmp_path, requeued) == []
+    assert finds(node, tmp_path, follows, requeued) == ["scancel 7", "scontrol update jobid=8"]
+
+
+def test_an_allocation_that_slurm_could_not_launch_is_asked_for_anew(node, tmp_path):
+    held = "7|PENDING|30:00||N/A|launch failed requeued held"
+    said = finds(node, tmp_path, held)
+    assert said[0] == "scancel 7" and said[1].startswith("sbatch")
+
+
+def test_a_request_that_waits_in_vain_is_taken_back(node, tmp_path):
+    with pytest.raises(NoMoreError, match="never start job 7: PartitionTimeLimit"):
+        finds(node, tmp_path, "7|PENDING|30:00||N/A|PartitionTimeLimit")
+    assert (tmp_path / "queue").read_text() == ""
 
 
 # -- a keeper, without any Slurm --------------------------------------------------------------
