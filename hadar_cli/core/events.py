@@ -97,6 +97,8 @@ class CopyFinished:
     members: tuple[tuple[float, float], ...] = ()  # of a gang: shares of a batch, seconds a step
     higher_is_better: bool | None = None  # of the first figure of quality, as its script says
     evaluate_s: float = 0.0  # a part of start_s
+    update: tuple[int, int] = (1, 1)  # mini-batches in an update, and steps that it counted for
+    noise: float | None = None  # gradient noise scale, in mini-batches; None: not measured
 
     @property
     def own_start_s(self) -> float:

@@ -108,6 +108,20 @@ class JobState:
         return self.is_trained or self.failed is not None
 
     @property
+    def ending(self) -> str:
+        """`done`, `cancelled`, `failed`, `dropped` of a sweep, `stopped` as its ``stop`` or its
+        script says, or `cut` by time; nothing while it goes on."""
+        if self.is_cancelled and self.remaining:  # else its last steps were in when that came
+            return "cancelled"
+        if self.failed:
+            return "failed"
+        if self.cut_short and not self.is_stopping:
+            return "cut"
+        if self.cut_short:
+            return "dropped" if self.job.promote else "stopped"
+        return "done" if self.is_trained else ""
+
+    @property
     def is_resting(self) -> bool:
         """Whether nothing of it is to be trained for now, though it is not over."""
         return self.is_at_milestone or (self.is_paused and not self.is_over)

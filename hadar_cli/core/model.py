@@ -14,6 +14,8 @@ LOCAL = "local"
 AWS = "aws"  # as a node's host: the address of whatever instance it is given
 MODEL_SIZES = ("small", "modest", "high", "extra-high")
 DATASET_SIZES = ("S", "M", "L", "XL")
+_MOST_PIECES = 64  # of one step's batch
+_NETWORK = "network "  # how the ``reach`` of nodes begins that a network joins
 EVERY_SLOT = "slot"
 MODES = ("auto", "share", "merge", "alone")  # steps shared, copies merged, neither
 
@@ -117,7 +119,7 @@ class Node:
     @property
     def reach(self) -> str:
         """Nodes alike in this can share the steps of a job."""
-        return f"network {self.network}" if self.network else self.machine
+        return f"{_NETWORK}{self.network}" if self.network else self.machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,11 @@ class Device:
     emulated_speed: float | None = None
     pool: str = ""  # a kind of its own, where the jobs that may use it are others
     reach: str = ""  # devices alike in this can share the steps of a job
+
+    @property
+    def is_networked(self) -> bool:
+        """Whether a network joins its node to others."""
+        return self.reach.startswith(_NETWORK)
 
     @property
     def card(self) -> int:
@@ -235,6 +242,7 @@ class Job:
     name: str
     target_steps: int
     batch_size: int
+    most_batches: int | None = None  # mini-batches in one update at the most, where that is open
     model_size: str = "modest"
     dataset_size: str = "M"
     workload: str = "script"
@@ -250,10 +258,16 @@ class Job:
     min_vram_gb: float = 0.0  # smaller GPUs are not given the job
     higher_is_better: bool | None = None  # of its first figure of quality; None: by its name
     priority: int = 0  # at first; jobs of a higher one are given devices first
+    user: str = ""  # whose it is, where several people share a run
     trial: Trial | None = None
     promote: Promotion | None = None
     stop: Plateau | None = None
     launch: Launch = Launch()
+
+    @property
+    def most_pieces(self) -> int:
+        """A step's batch is split no further."""
+        return min(self.batch_size, _MOST_PIECES)
 
     @property
     def least_gpus(self) -> int:

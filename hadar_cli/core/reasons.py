@@ -85,6 +85,7 @@ class Absence(str, Enum):
 
     UNKNOWN = "unknown"
     GONE = "gone"  # its node cannot be reached
+    AWAY = "away"  # its node was there before, and cannot be reached for the moment
     AWAITED = "awaited"  # its node is promised by a scheduler, and not there yet
     REFUSED = "refused"  # for security
     TAKEN = "taken"  # somebody else uses it, or its hours are over
@@ -108,7 +109,7 @@ class Absence(str, Enum):
 _LOSSES = {
     Loss.UNKNOWN: "it was lost",
     Loss.EXITED: "it exited with an error",
-    Loss.NO_RESULT: "it exited with code 0",
+    Loss.NO_RESULT: "it exited with code 0, without a result: 'hadar try' tells what it lacks",
     Loss.TERMINATED: "released",
     Loss.OUT_OF_MEMORY: "it ran out of memory",
     Loss.CANNOT_SPLIT: "it ran out of memory, and its script cannot split a batch",

@@ -78,6 +78,12 @@ class RunState:
     def device_of(self, attempt: str) -> str:
         return self.started[attempt].device
 
+    def was_called_back(self, event: events.CopyLost) -> bool:
+        """Whether it had nothing to hand in yet when people called off its job or its device."""
+        copy, released = self.started[event.attempt], (Loss.TERMINATED, Loss.PROCESS_GONE)
+        is_unwanted = self.jobs[copy.job].is_unwanted
+        return event.reason in released and (is_unwanted or bool(self.drained & {*copy.devices}))
+
     def following(self, happened: Iterable[events.Event]) -> Iterator[events.Event]:
         """Takes in what happened, event by event, and gives each on afterwards."""
         for event in happened:
@@ -387,8 +393,8 @@ class RunState:
                 assert self.started[attempt] is copy, f"attempt {attempt} is another's"
             assert job.handed_in.keys() <= self.started.keys(), "an attempt never started"
         over = {number for number, job in self.jobs.items() if job.is_over}
-        rests = {job.job.id for job in self.resting}
-        assert self._open.keys() == self.jobs.keys() - over - rests, "a job is open and over"
+        is_open = {number for number, job in self.jobs.items() if not job.is_over | job.is_resting}
+        assert self._open.keys() == is_open, "a job is open and over"
         assert sorted(self.ended) == sorted(over), "a job ended twice, or was not told"
         unmeasured = {number for number, job in self.jobs.items() if job.is_unmeasured}
         assert self._unmeasured.keys() == unmeasured, "a job's quality is not asked for"

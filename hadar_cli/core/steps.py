@@ -32,7 +32,10 @@ class StepSet:
         return cls(tuple(joined))
 
     def __len__(self) -> int:
-        return sum(end - first for first, end in self.ranges)
+        count = 0
+        for first, end in self.ranges:
+            count += end - first
+        return count
 
     def __or__(self, other: StepSet) -> StepSet:
         """The union of two disjoint sets."""
@@ -50,7 +53,7 @@ class StepSet:
         return StepSet(tuple(left))
 
     def __le__(self, other: StepSet) -> bool:
-        return not (self - other).ranges
+        return all([other._holds(first, end) for first, end in self.ranges])
 
     def first(self, count: int) -> StepSet:
         """The ``count`` smallest steps."""
@@ -62,13 +65,18 @@ class StepSet:
             count -= end - first
         return StepSet(tuple(taken))
 
-    def _touching(self, first: int, end: int) -> Iterable[Range]:
-        start = max(0, bisect_left(self.ranges, (first, first)) - 1)
-        for held in self.ranges[start:]:
-            if held[0] >= end:
-                return
-            if held[1] > first:
-                yield held
+    def _touching(self, first: int, end: int) -> tuple[Range, ...]:
+        """The ranges that share a step with this one."""
+        ranges = self.ranges
+        start = bisect_left(ranges, (first, first))
+        if start and ranges[start - 1][1] > first:
+            start -= 1
+        return ranges[start : bisect_left(ranges, (end, end), start)]
+
+    def _holds(self, first: int, end: int) -> bool:
+        """Whether all of this range is here; then it is in one of ours, for they do not touch."""
+        touching = self._touching(first, end)
+        return len(touching) == 1 and touching[0][0] <= first and end <= touching[0][1]
 
 
 def all_steps(target: int) -> StepSet:

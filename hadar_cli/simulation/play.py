@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 import numpy as np
@@ -22,7 +22,7 @@ from hadar_cli.core.arrays import FloatArray
 from hadar_cli.core.estimates.fluid import forked_optimum, gang_bound_s
 from hadar_cli.core.estimates.gangs import PROPORTIONAL
 from hadar_cli.core.estimates.throughput import Rates
-from hadar_cli.core.measures.fairness import finish_time_fairness
+from hadar_cli.core.measures.fairness import by_user, finish_time_fairness
 from hadar_cli.core.measures.timeline import Stretches
 from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
 from hadar_cli.core.policies.lineup import Lineup
@@ -83,6 +83,7 @@ class PolicyResult:
     unfinished: int
     worst_rho: float | None = None  # finish-time fairness: JCT over that in an equal share
     beyond_fair: float | None = None  # share of jobs with a rho above 1
+    user_rho: Mapping[str, float] = field(default_factory=dict)  # the mean of each user's jobs
     problem: str | None = None
     finished_s: tuple[float, ...] = ()
     work: tuple[Work, ...] = ()
@@ -243,6 +244,7 @@ def _result(
         unfinished=len(state.jobs) - len(ended),
         worst_rho=float(rhos.max()) if rhos is not None else None,
         beyond_fair=float((rhos > 1).mean()) if rhos is not None else None,
+        user_rho={} if rhos is None else by_user(rhos, [s.job.user for s in ended]),
         problem=problem,
         finished_s=tuple(finished),
         work=tuple(tally.work),

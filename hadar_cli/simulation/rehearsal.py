@@ -321,8 +321,8 @@ def forecast_after(
         if isinstance(event, events.CopyFinished):
             event = replace(event, quality=None)  # nobody evaluates on paper
             copy = state.started[event.attempt]
-            for device, steps, seconds in speeds_seen(copy, event):
-                known.observe(copy.job, device, steps, seconds)
+            for device, *seen in speeds_seen(copy, event):
+                known.observe(copy.job, device, *seen)
             warm |= dict.fromkeys(copy.devices, copy.job)
         state.apply(event)
     left = [device for device in devices if device.name not in state.lost_devices]

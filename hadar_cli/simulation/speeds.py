@@ -10,6 +10,7 @@ import numpy as np
 
 from hadar_cli.core.arrays import FloatArray, IntArray, RowIndex
 from hadar_cli.core.estimates.gangs import gang_rate
+from hadar_cli.core.estimates.goodput import ONE, Update
 from hadar_cli.core.estimates.throughput import Cube, Matrix, RateModel, Rates, sized_rates
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Device, Gpu, Job
@@ -181,11 +182,24 @@ class TableSpeeds:
         sizes = [job.sizes for job in jobs]
         return sized_rates(sizes, counts, lambda j, kind, size: speed(jobs[j].workload, kind, size))
 
-    def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None: ...
+    def update(self, job_id: int, device_names: Sequence[str]) -> Update:
+        """Tables tell of batches as they are."""
+        return ONE
+
+    def observe(
+        self, job_id: int, device_name: str, batches: float, seconds: float, size: float = 1.0
+    ) -> None: ...
 
     def observe_gang(
-        self, job_id: int, device_names: Sequence[str], steps: float, seconds: float
+        self,
+        job_id: int,
+        device_names: Sequence[str],
+        update: Update,
+        steps: float,
+        seconds: float,
     ) -> None: ...
+
+    def observe_noise(self, job_id: int, noise: float) -> None: ...
 
     def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None: ...
 

@@ -229,6 +229,7 @@ def _job(row: Mapping[str, str | None]) -> Job:
         sizes=sizes,
         elastic=(row.get("elastic") or "").strip().lower() in ("1", "true", "yes"),
         arrives_s=_arrival(row),
+        user=(row.get("user") or "").strip(),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 PRESETS = ("tiny", "paper")
 
@@ -31,6 +32,18 @@ class Workload:
     batch_size: Mapping[str, int]
     train_samples: Mapping[str, int]
     epochs: Mapping[str, int]
+
+    def fields(self, preset: str) -> dict[str, Any]:
+        """What a mix need not say of it."""
+        return {
+            "name": self.name,
+            "batch_size": self.batch_size[preset],
+            "samples": self.train_samples[preset],
+            "epochs": self.epochs[preset],
+            "model_size": self.model_size[preset],
+            "dataset_size": self.dataset_size,
+            "higher_is_better": self.higher_is_better,
+        }
 
 
 _WORKLOADS = (

@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from hadar_cli.node import contract
 from hadar_cli.workloads import PRESETS, Workload
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+_GPU = "mps" if torch.backends.mps.is_available() else "cpu"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else _GPU)
 
 
 def parse(workload: Workload, argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -52,7 +52,7 @@ def exchange_s(members: int, size: float, is_far: bool) -> float:
 
 def are_far(devices: Sequence[Device]) -> bool:
     """Whether a gang of these exchanges gradients over a network."""
-    return len({device.node for device in devices}) > 1 and devices[0].reach.startswith("network ")
+    return len({device.node for device in devices}) > 1 and devices[0].is_networked
 
 
 class Speeds(Protocol):
@@ -103,17 +103,29 @@ def tells_speed(done: CopyFinished) -> bool:
     return done.steps >= _LEAST_STEPS or is_long
 
 
-def speeds_seen(copy: CopyStarted, done: CopyFinished) -> list[tuple[str, int, float]]:
-    """What a hand-in tells of devices: each with steps, and the seconds it would take alone."""
+def speeds_seen(copy: CopyStarted, done: CopyFinished) -> list[tuple[str, float, float, float]]:
+    """What a hand-in tells of devices: each with the batches it did, and the seconds it would take
+    for them alone. Last their size, in mini-batches: more than one where these were joined."""
+    batches, steps = done.update
+    passes = done.steps / steps
     if not copy.gang:
-        return [(copy.device, done.steps, done.train_s)]
+        return [(copy.device, passes, done.train_s, batches)]
     if not tells_speed(done):
         return []
-    return [
-        (device, done.steps, done.steps / rate_alone(share, step_s))
-        for device, (share, step_s) in zip(copy.gang, done.members, strict=False)
-        if share > 0 and step_s > 0
-    ]
+    seen = []
+    for device, (share, step_s) in zip(copy.gang, done.members, strict=False):
+        if (size := share * batches) > 1 and step_s > 0:
+            seen.append((device, passes, passes * step_s, size))
+        elif share > 0 and step_s > 0:
+            seen.append((device, passes, passes / rate_alone(size, step_s), 1.0))
+    return seen
+
+
+def steps_seen(copy: CopyStarted, done: CopyFinished) -> list[tuple[str, int, float]]:
+    """The same in the job's steps: those it counted, and the seconds they would take alone."""
+    batches = done.update[0]
+    seen = speeds_seen(copy, done)
+    return [(device, done.steps, seconds * batches / size) for device, _, seconds, size in seen]
 
 
 def steps_of(copy: CopyStarted, done: CopyFinished) -> dict[str, int]:

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.gangs import speeds_seen, tells_speed
-from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.estimates.goodput import Update
+from hadar_cli.core.estimates.throughput import RateModel, Rates
+
+
+def learn_speed(rates: Rates, copy: events.CopyStarted, done: events.CopyFinished) -> None:
+    """What a hand-in tells of its devices, of its gang, and of the noise of its gradients."""
+    for device, *seen in speeds_seen(copy, done):
+        rates.observe(copy.job, device, *seen)
+    if copy.gang and done.members and tells_speed(done):
+        rates.observe_gang(copy.job, copy.gang, Update(*done.update), done.steps, done.train_s)
+    if done.noise is not None:
+        rates.observe_noise(copy.job, done.noise)
 
 
 def learn(rates: RateModel, started: Mapping[str, events.CopyStarted], event: events.Event) -> None:
@@ -14,10 +25,7 @@ def learn(rates: RateModel, started: Mapping[str, events.CopyStarted], event: ev
     match event:
         case events.CopyFinished() if event.steps and event.train_s > 0:
             copy = started[event.attempt]
-            for device, steps, seconds in speeds_seen(copy, event):
-                rates.observe(copy.job, device, steps, seconds)
-            if copy.gang and event.members and tells_speed(event):
-                rates.observe_gang(copy.job, copy.gang, event.steps, event.train_s)
+            learn_speed(rates, copy, event)
         case events.WeightsMerged():
             rates.observe_size(event.job, event.bytes, event.optimizer)
         case events.NodesReplaced():

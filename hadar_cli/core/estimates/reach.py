@@ -56,6 +56,14 @@ def require_company(
             f"{what}, and at most {most} of them can reach each other",
             file=file,
             field="gpus",
-            fix='say which nodes share a trusted network: network = "lab" in nodes.toml; `hadar '
-            "check` tells which of them reach each other",
+            fix='say which nodes share a trusted network: network = "lab" in nodes.toml'
+            f"{_lonely(room)}; `hadar check` tells which of them reach each other",
         )
+
+
+def _lonely(devices: Sequence[Device]) -> str:
+    """Words on networks of one node, whose names may be slips."""
+    nodes = {device.node: device.reach for device in devices if device.reach.startswith("network ")}
+    alone = [(n, r) for n, r in nodes.items() if list(nodes.values()).count(r) == 1]
+    told = [f"{node} is alone in {reach}" for node, reach in alone]
+    return f" ({', '.join(told)})" if told else ""

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from hadar_cli.core.arrays import BoolArray, IntArray
+from hadar_cli.core.estimates.goodput import Update
 from hadar_cli.core.estimates.reach import keep_together, require_company
 from hadar_cli.core.estimates.throughput import Cube, Matrix, Rates
 from hadar_cli.core.model import Device, Job
@@ -177,13 +178,26 @@ class SuitableRates:
         names = [example[kind].name for kind in kinds]
         return known, plain, self._suitability.matrix(job_ids.tolist(), names)
 
+    def update(self, job_id: int, device_names: Sequence[str]) -> Update:
+        return self._rates.update(job_id, device_names)
+
     def observe_gang(
-        self, job_id: int, device_names: Sequence[str], steps: float, seconds: float
+        self,
+        job_id: int,
+        device_names: Sequence[str],
+        update: Update,
+        steps: float,
+        seconds: float,
     ) -> None:
-        self._rates.observe_gang(job_id, device_names, steps, seconds)
+        self._rates.observe_gang(job_id, device_names, update, steps, seconds)
+
+    def observe_noise(self, job_id: int, noise: float) -> None:
+        self._rates.observe_noise(job_id, noise)
 
     def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
         self._rates.observe_size(job_id, size, has_optimizer)
 
-    def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None:
-        self._rates.observe(job_id, device_name, steps, seconds)
+    def observe(
+        self, job_id: int, device_name: str, batches: float, seconds: float, size: float = 1.0
+    ) -> None:
+        self._rates.observe(job_id, device_name, batches, seconds, size)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hadar_cli.core.arrays import IntArray
 from hadar_cli.core.estimates.formula import device_factor, job_factor
 from hadar_cli.core.estimates.gangs import PROPORTIONAL, are_far, exchange_s, gang_rate
+from hadar_cli.core.estimates.goodput import BatchSizes, Update
 from hadar_cli.core.model import Device, Job
 
 Matrix = NDArray[np.float64]
@@ -70,14 +71,30 @@ class Rates(Protocol):
         """
         ...
 
-    def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None:
-        """Take in ``steps`` done in ``seconds`` of training."""
+    def update(self, job_id: int, device_names: Sequence[str]) -> Update:
+        """What of a job's mini-batches to join on these devices, for the most steps a second."""
+        ...
+
+    def observe(
+        self, job_id: int, device_name: str, batches: float, seconds: float, size: float = 1.0
+    ) -> None:
+        """Take in so many batches done in ``seconds`` of training, each of ``size`` of the job's
+        own joined to one."""
         ...
 
     def observe_gang(
-        self, job_id: int, device_names: Sequence[str], steps: float, seconds: float
+        self,
+        job_id: int,
+        device_names: Sequence[str],
+        update: Update,
+        steps: float,
+        seconds: float,
     ) -> None:
         """The same of all these devices together, of each of which it was told before."""
+        ...
+
+    def observe_noise(self, job_id: int, noise: float) -> None:
+        """Take in the noise scale of the job's gradients, in mini-batches."""
         ...
 
     def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
@@ -114,16 +131,24 @@ class RateModel:
         self._devices = {device.name: device for device in devices}
         self._bytes = {rows[name]: _usual_bytes(job) for name, job in examples.items()}
         self._exchange: dict[tuple[int, bool], float] = {}  # by class and distance, times the usual
+        self._batches = BatchSizes({job.id: job.most_batches for job in jobs if job.most_batches})
 
-    def observe(self, job_id: int, device_name: str, steps: float, seconds: float) -> None:
-        """Take in ``steps`` done in ``seconds`` of training; no steps tell nothing, nor does a
-        device that has been taken out of the inventory."""
+    def observe(
+        self, job_id: int, device_name: str, batches: float, seconds: float, size: float = 1.0
+    ) -> None:
+        """Take in batches done in ``seconds`` of training; none tell nothing, nor does a device
+        that has been taken out of the inventory."""
         if device_name not in self._column:
             return
-        if not (_LEAST < steps < _MOST and _LEAST < seconds < _MOST):
+        if not (_LEAST < batches < _MOST and _LEAST < seconds < _MOST):
             return
         # Old steps and seconds fade alike: the mean time of a step, weighted by steps.
         cell = self._row[job_id], self._column[device_name]
+        if size > 1 and self._seconds[cell]:
+            one_s = self._seconds[cell] / self._steps[cell]
+            self._batches.observe_batch(cell[0], size, seconds / batches / one_s)
+            return
+        steps = batches * self._batches.times(cell[0], size)
         self._steps[cell] = MEMORY * self._steps[cell] + steps
         self._seconds[cell] = MEMORY * self._seconds[cell] + seconds
         self._rates = None
@@ -141,6 +166,8 @@ class RateModel:
             for is_far in (False, True):
                 if (row, is_far) in self._exchange:
                     wider._exchange[other, is_far] = self._exchange[row, is_far]
+        rows = {row: wider._rows[name] for name, row in self._rows.items() if name in wider._rows}
+        wider._batches.take(self._batches, rows)
         self.__dict__ = wider.__dict__
         self._rates = None
 
@@ -155,28 +182,53 @@ class RateModel:
 
     def rate(self, job_id: int, device_name: str) -> float:
         """The best knowledge of the job's steps per second on the device."""
+        rate = self._one(job_id, device_name)
+        if self._batches.is_open(job_id):
+            rate *= self._batches.alone(job_id, self._row[job_id])
+        return rate
+
+    def _one(self, job_id: int, device_name: str) -> float:
+        """The same with one mini-batch to a step."""
         return float(self._current()[self._row[job_id], self._column[device_name]])
 
     def gang(self, job_id: int, device_names: Sequence[str]) -> float:
         """The same of a gang."""
         if len(device_names) == 1:
             return self.rate(job_id, device_names[0])
-        bare = self._bare(job_id, device_names)
-        if not bare or self._shares[job_id] != PROPORTIONAL:  # the paper's gangs exchange for free
-            return bare
+        choices = self._batches.choices(job_id)
+        return max(self._gang(job_id, device_names, one) for one in choices)
+
+    def update(self, job_id: int, device_names: Sequence[str]) -> Update:
+        choices = self._batches.choices(job_id)
+        return max(choices, key=lambda one: self._gang(job_id, device_names, one))
+
+    def _gang(self, job_id: int, device_names: Sequence[str], update: Update) -> float:
+        """Steps per second by way of such updates."""
+        bare = self._bare(job_id, device_names, update)
+        is_alone = len(device_names) == 1  # and the paper's gangs exchange for free
+        if not bare or is_alone or self._shares[job_id] != PROPORTIONAL:
+            return bare * update.steps
         usual_s, key = self._usual_s(job_id, device_names)
-        return 1 / (1 / bare + self._exchange.get(key, 1.0) * usual_s)
+        return update.steps / (1 / bare + self._exchange.get(key, 1.0) * usual_s)
+
+    def observe_noise(self, job_id: int, noise: float) -> None:
+        self._batches.observe_noise(job_id, noise)
 
     def observe_gang(
-        self, job_id: int, device_names: Sequence[str], steps: float, seconds: float
+        self,
+        job_id: int,
+        device_names: Sequence[str],
+        update: Update,
+        steps: float,
+        seconds: float,
     ) -> None:
         """What the exchange of gradients costs is told by what its members would do without."""
         if not all(name in self._column for name in device_names):
             return
-        bare = self._bare(job_id, device_names)
+        bare = self._bare(job_id, device_names, update)
         if bare and _LEAST < steps < _MOST and _LEAST < seconds < _MOST:
             usual_s, key = self._usual_s(job_id, device_names)
-            seen = max(0.0, seconds / steps - 1 / bare) / usual_s
+            seen = max(0.0, seconds * update.steps / steps - 1 / bare) / usual_s
             self._exchange[key] = seen + MEMORY * (self._exchange.get(key, seen) - seen)
 
     def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
@@ -185,10 +237,13 @@ class RateModel:
         if size > 0 and not any(known == row for known, _ in self._exchange):
             self._bytes[row] = size * (_OF_CHECKPOINT if has_optimizer else 1.0)
 
-    def _bare(self, job_id: int, device_names: Sequence[str]) -> float:
-        """Of a gang whose members exchange nothing."""
-        rates = [self.rate(job_id, name) for name in device_names]
-        return gang_rate(rates, self._shares[job_id])
+    def _bare(self, job_id: int, device_names: Sequence[str], update: Update) -> float:
+        """Updates per second of a gang whose members exchange nothing."""
+        row = self._row[job_id]
+        times = self._batches.times(row, update.batches)
+        rates = [self._one(job_id, name) / times for name in device_names]
+        fixed = self._batches.fixed(row, update.batches) / times
+        return gang_rate(rates, self._shares[job_id], fixed)
 
     def _usual_s(self, job_id: int, device_names: Sequence[str]) -> tuple[float, tuple[int, bool]]:
         is_far, row = are_far([self._devices[name] for name in device_names]), self._row[job_id]
@@ -197,6 +252,9 @@ class RateModel:
     def matrix(self, job_ids: Sequence[int], device_names: Sequence[str] | None = None) -> Matrix:
         """``rate`` of these jobs (rows) on these devices, or on all in the order given."""
         rates = self._current()[[self._row[job_id] for job_id in job_ids]]
+        for i, job_id in enumerate(job_ids if self._batches else ()):
+            if self._batches.is_open(job_id):
+                rates[i] *= self._batches.alone(job_id, self._row[job_id])
         if device_names is None:
             return rates
         return rates[:, [self._column[name] for name in device_names]]
@@ -212,16 +270,15 @@ class RateModel:
     def by_size(
         self, job_ids: IntArray, kinds: Sequence[str], devices: Sequence[Device]
     ) -> Cube | None:
-        """By the speed of one device and how the job divides its mini-batches."""
+        """By what is known of gangs, of the first devices of each kind."""
         if self._sizes.keys().isdisjoint(job_ids.tolist()):
             return None
-        alone, _ = self.by_kind(job_ids, kinds, devices)
+        names = [[device.name for device in devices if device.kind == kind] for kind in kinds]
 
         def speed(row: int, kind: int, size: int) -> float:
-            shares = self._shares[int(job_ids[row])]
-            return gang_rate([float(alone[row, kind])] * size, shares)
+            return self.gang(int(job_ids[row]), names[kind][:size])
 
-        counts = [sum(device.kind == kind for device in devices) for kind in kinds]
+        counts = [len(of_kind) for of_kind in names]
         return sized_rates([self._sizes.get(job) for job in job_ids.tolist()], counts, speed)
 
     def estimated(self, job_id: int, device_name: str) -> float:

@@ -21,3 +21,9 @@ def finish_time_fairness(
     crowd = max(1.0, len(jcts) / max(1, devices))
     rho: FloatArray = np.array(jcts) / np.maximum(crowd * alone_s, 1e-9)
     return rho
+
+
+def by_user(rhos: FloatArray, users: Sequence[str]) -> dict[str, float]:
+    """The mean ρ of each user's jobs; jobs of nobody are left out."""
+    names = sorted(set(users) - {""})
+    return {name: float(rhos[[user == name for user in users]].mean()) for name in names}

@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.formula import estimate_steps_per_s
-from hadar_cli.core.estimates.gangs import speeds_seen, steps_of
+from hadar_cli.core.estimates.gangs import steps_of, steps_seen
 from hadar_cli.core.estimates.quality import has_improved, higher_is_better
 from hadar_cli.core.measures.summary import (
     DeviceSummary,
@@ -165,7 +165,7 @@ class _Ledger:
                 copy = self.state.started[event.attempt]
                 self._finished[event.attempt] = event
                 if event.train_s > 0:
-                    for device, steps, seconds in speeds_seen(copy, event) or _alike(copy, event):
+                    for device, steps, seconds in steps_seen(copy, event) or _alike(copy, event):
                         self.trained[copy.job, device].add(steps, seconds)
             case events.WeightsMerged():
                 self._count(event)
@@ -195,7 +195,7 @@ class _Ledger:
 
     def _note(self, event: events.Event) -> None:
         match event:
-            case events.CopyLost():
+            case events.CopyLost() if not self.state.was_called_back(event):
                 self._note_copy(event.t, "copy lost", event.why, event.attempt)
             case events.WeightsMerged():
                 for attempt, why in event.refused:
@@ -222,7 +222,8 @@ class _Ledger:
     def _note_request(self, event: events.Event) -> None:
         match event:
             case events.NodesReplaced():
-                self.notes.append(Note(event.t, "nodes replaced", event.text))
+                what = "nodes replaced" if event.gone else "nodes added"
+                self.notes.append(Note(event.t, what, event.text))
             case events.NodeDrained():
                 self.notes.append(Note(event.t, "drained", f"{event.node} was left"))
             case events.JobsAdded():

@@ -17,6 +17,7 @@ class Ways:
     shared_s: float | None = None  # of a step of the best gang
     sharers: int = 0  # its members
     sharing_pays: bool = False
+    batches: int = 1  # mini-batches in one update, at the most
 
 
 @dataclass(frozen=True, slots=True)

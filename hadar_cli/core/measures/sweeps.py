@@ -23,7 +23,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class TrialSummary:
-    """``standing`` is done, dropped, stopped, failed, cancelled or training."""
+    """``standing`` is how its job ended, or training."""
 
     name: str
     params: Mapping[str, str | bool | int | float]
@@ -103,22 +103,12 @@ def _trial(job: JobState, points: Sequence[Point]) -> TrialSummary:
     return TrialSummary(
         name=job.job.name,
         params=trial.params,
-        standing=_standing(job),
+        standing=job.ending or "training",
         steps=len(job.done),
         value=trained[-1].value if trained else None,
         promoted_at=tuple(step for step in rungs if step in job.passed),
         points=tuple(points),
     )
-
-
-def _standing(job: JobState) -> str:
-    if job.is_cancelled:
-        return "cancelled"
-    if job.failed:
-        return "failed"
-    if job.cut_short:
-        return "dropped" if job.job.promote and job.is_stopping else "stopped"
-    return "done" if job.is_trained else "training"
 
 
 def _best(trials: Sequence[TrialSummary], higher: bool | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.gangs import (
@@ -13,7 +14,7 @@ from hadar_cli.core.estimates.gangs import (
     best_company,
     exchange_s,
     gang_rate,
-    speeds_seen,
+    steps_seen,
     tells_speed,
 )
 from hadar_cli.core.measures.summary import Ways
@@ -33,7 +34,9 @@ def ways_of(
     forks = policy == "hadare" or any(found["merged"] for found in book.counts.values())
     by_number = {job.id: job for job in jobs}
     return {
-        number: _ways(by_number[number], devices, forks, book)
+        number: replace(
+            _ways(by_number[number], devices, forks, book), batches=book.batches[number]
+        )
         for number, found in book.counts.items()
         if number in by_number and found.total()
     }
@@ -45,6 +48,7 @@ class _Book:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.counts: dict[int, Counter[str]] = {}  # by job
         self.unable: set[int] = set()
+        self.batches: dict[int, int] = defaultdict(lambda: 1)  # in one update, by job
         self.shared_s: dict[int, tuple[float, int]] = {}  # a step of the job's last gang; its size
         self._devices = {device.name: device for device in devices}
         self._started: dict[str, events.CopyStarted] = {}
@@ -72,7 +76,8 @@ class _Book:
     def _finish(self, done: events.CopyFinished) -> None:
         copy = self._started[done.attempt]
         self._steps[done.attempt] = done.steps
-        for device, steps, seconds in speeds_seen(copy, done):
+        self.batches[copy.job] = max(self.batches[copy.job], done.update[0])
+        for device, steps, seconds in steps_seen(copy, done):
             total = self._seconds[copy.job, device]
             total[0], total[1] = total[0] + steps, total[1] + seconds
         if copy.gang and tells_speed(done):

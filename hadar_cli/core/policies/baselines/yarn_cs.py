@@ -6,6 +6,7 @@ Nothing is ever taken from a running job, and the kinds of devices are all the s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,8 @@ class YarnCs:
     backfill: bool = True
 
     def allocate(self, queue: Queue, memory: None = None) -> Decision:
-        return Decision({**queue.running, **self.refill(queue)})
+        """Stands until a job comes or ends: before that, nobody else finds room."""
+        return Decision({**queue.running, **self.refill(queue)}, until_s=math.inf)
 
     def refill(self, queue: Queue, memory: None = None) -> dict[int, Allocation]:
         order = np.lexsort((queue.ids, queue.arrived_s))

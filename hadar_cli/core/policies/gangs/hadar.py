@@ -78,23 +78,23 @@ class Hadar:
         prices = fluid_prices(queue.remaining, thrifty_rates(queue), queue.capacity, start)
         sizes = Sizes(queue, prices.per_second)
         market = Market(sizes.wanted(), prices.per_second, queue.capacity.tolist())
-        turns = take_turns(market, self.objective, self.reserve, prices.value_s, sizes.is_open)
+        turns = take_turns(market, self.objective, self.reserve, prices.value_s, sizes.widest_s)
         # A move has to pay for the start, out of what the job has left.
         limit = 1 + PATIENCE + queue.restart_s / np.maximum(market.home_s, 1e-9)
-        is_open, some_open = sizes.is_open.tolist(), bool(sizes.is_open.any())
+        is_open, is_critical = sizes.is_open.tolist(), turns.is_critical.tolist()
         for j in turns.order.tolist():
             if not any(market.free):
                 break
-            if some_open:
-                sizes.give(market, j, alone=bool(turns.is_critical[j]))
+            if sizes.is_any_open:
+                sizes.give(market, j, is_critical[j])
             if is_open[j]:
                 continue
-            if turns.is_critical[j]:
+            if is_critical[j]:
                 market.take(j, market.fastest(j, turns.worth_s))
             else:
                 own = market.kept(j, float(limit[j]))
                 market.take(j, own or market.cheapest(j, 1 + CHOOSINESS))
-        given = turns.order[~sizes.is_open[turns.order]]
+        given = turns.order[~sizes.is_open[turns.order]] if sizes.is_any_open else turns.order
         market.backfill(given)
         market.upgrade(given, 1 + RESTLESSNESS)
         sizes.fill(market, turns.order)
@@ -132,7 +132,7 @@ class Hadar:
         sizes = Sizes(queue, memory.prices.per_second)
         market = Market(sizes.wanted(), memory.prices.per_second, free)
         value_s = memory.prices.value_s
-        turns = take_turns(market, self.objective, self.reserve, value_s, sizes.is_open)
+        turns = take_turns(market, self.objective, self.reserve, value_s, sizes.widest_s)
         waiting = turns.order[~queue.is_running()[turns.order]]
         market.backfill(waiting[~sizes.is_open[waiting]])
         sizes.fill(market, waiting)

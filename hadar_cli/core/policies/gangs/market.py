@@ -226,7 +226,7 @@ class Market:
             self.backfill(order)
 
     def rate(self, j: int, allocation: Allocation) -> float:
-        is_mixed = sum(1 for count in allocation if count) > 1
+        is_mixed = len(allocation) - allocation.count(0) > 1
         rates = self._slow[j] if is_mixed else self._rates[j]
         return gang_rate(allocation, rates, PROPORTIONAL if self._is_shared[j] else EQUAL)
 

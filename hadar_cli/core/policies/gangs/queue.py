@@ -114,20 +114,23 @@ class LateQueue(Queue):
     def __getattr__(self, name: str) -> Any:
         if name not in self._makers:
             raise AttributeError(name)
-        setattr(self, name, self._makers[name]())
-        return getattr(self, name)
+        value = self._makers[name]()
+        setattr(self, name, value)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Who runs until the slot ends, and what the policy wants to be told next time.
 
-    Until ``until_s`` nobody need ask again, unless a job comes, ends or loses its devices.
+    Until ``until_s`` nobody need ask again, unless a job comes or loses its devices. When one ends,
+    its devices are refilled; ``outlasts_refills`` says whether that will do for the next slot, too.
     """
 
     allocations: dict[int, Allocation]
     memory: Any = None
     until_s: float = -math.inf
+    outlasts_refills: bool = True
 
 
 class GangPolicy(Protocol):
@@ -189,5 +192,8 @@ def fit_in_order(
 
 def gang_rate(allocation: Allocation, rates: Sequence[float], shares: str = EQUAL) -> float:
     """Steps per second of a gang of these devices of each kind."""
+    if shares == EQUAL:
+        slowest = min([rates[r] for r, count in enumerate(allocation) if count], default=0.0)
+        return sum(allocation) * slowest
     members = [rates[r] for r, count in enumerate(allocation) for _ in range(count)]
     return gangs.gang_rate(members, shares, fixed=0.0)

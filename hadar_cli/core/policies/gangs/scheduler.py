@@ -46,7 +46,7 @@ class GangScheduler:
     def plan(self, view: ClusterView) -> list[Stint]:
         if view.cluster is not self._cluster and view.cluster != self._cluster:
             self._survey(view.cluster)
-        if not view.queue:
+        if not view.queue or not view.cluster:  # nothing to do, or nobody left to do it
             return []
         if view.seconds < view.slot_s:
             return self._refill(view)
@@ -87,7 +87,8 @@ class GangScheduler:
             new = self.policy.refill(self._queue(view, running), self._decision.memory)
         self._count_rounds()
         self._decision = replace(self._decision, allocations=running | new)
-        self._decided_for, self._seats = view.queue, view.running
+        self._decided_for = view.queue if self._decision.outlasts_refills else None
+        self._seats = view.running
         if new:
             self._seats = self._seat(new)
             self._books.watch(new)

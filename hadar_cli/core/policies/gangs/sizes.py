@@ -9,7 +9,8 @@ as long. So a job takes the kind r and the size n with the least
 where λ_r is the price of a device-second, with one second of the cluster costing 1. Alone, a job
 takes whatever makes it faster; in a crowd, what wastes least. For equal devices and rates n^p this
 is what is known to be best for the mean completion time: the next to end gets 1/(1−p) times its
-equal share (heSRPT; Berg, Vesilo and Harchol-Balter, 2020).
+equal share (heSRPT; Berg, Vesilo and Harchol-Balter, 2020). A job that sets the end of all delays
+everybody by its own seconds as much as by the cluster's: as if one stood behind it.
 """
 
 from __future__ import annotations
@@ -40,15 +41,20 @@ class Sizes:
     def __init__(self, queue: Queue, prices: FloatArray) -> None:
         self._queue = queue
         rates = queue.sized_rates
-        self._rates: FloatArray = np.zeros((len(queue), len(prices), 0)) if rates is None else rates
-        self.is_open: BoolArray = self._rates.max(axis=(1, 2), initial=0.0) > 0
+        self.is_open: BoolArray = np.zeros(len(queue), dtype=np.bool_)
+        self.is_any_open = rates is not None
+        self.widest_s: FloatArray = np.zeros(len(queue))  # the least that open jobs need
         if rates is None:
             return
+        self._rates: FloatArray = rates
+        self.is_open = rates.max(axis=(1, 2), initial=0.0) > 0
+        self.is_any_open = bool(self.is_open.any())
         self._widths = np.arange(1, rates.shape[2] + 1)
         self._share = prices[:, None] * self._widths  # of the cluster
         with np.errstate(divide="ignore"):
             self._needed_s = queue.restart_s + queue.remaining[:, None, None] / rates
             cost = queue.remaining * (prices / thrifty_rates(queue)).min(axis=1)
+        self.widest_s = np.where(self.is_open, self._needed_s.min(axis=(1, 2)), 0.0)
         rank = np.empty(len(queue), dtype=np.int64)
         rank[np.lexsort((queue.ids, cost))] = np.arange(len(queue))
         self._behind: IntArray = len(queue) - 1 - rank
@@ -59,7 +65,7 @@ class Sizes:
 
     def wanted(self) -> Queue:
         """The queue with every open job at the size it would like best, were all devices free."""
-        if not self.is_open.any():
+        if not self.is_any_open:
             return self._queue
         queue, rows = self._queue, np.arange(len(self._queue))
         bill = self._needed_s * (1 + self._behind[:, None, None] * self._share)
@@ -74,31 +80,33 @@ class Sizes:
             spread_rates=np.where(is_open, per_device, queue.slow_rates),
         )
 
-    def give(self, market: Market, j: int, alone: bool) -> None:
+    def give(self, market: Market, j: int, is_late: bool) -> None:
         """The job's turn; whether open or not, nobody makes it start again after that."""
         if held := self._held[j]:
             self._pending -= held
             self._gangs -= np.array(held) > 0
         if self.is_open[j]:
-            market.take(j, self._best(j, market.free, alone))
+            market.take(j, self._best(j, market.free, is_late))
 
     def fill(self, market: Market, order: IntArray) -> None:
         """Devices that nobody wants: to open jobs that wait, then to widen others."""
+        if not self.is_any_open:
+            return
         for j in order[self.is_open[order]].tolist():
             if any(market.free) and market.ids[j] not in market.taken:
-                market.take(j, self._best(j, market.free, alone=False))
+                market.take(j, self._best(j, market.free, is_late=False))
         for j in order[self.is_open[order]].tolist():
             mine = market.taken.get(market.ids[j])
             if any(market.free) and mine and (wider := self._wider(j, mine, market.free)):
                 market.exchange(j, wider)
 
-    def _best(self, j: int, room: list[int], alone: bool) -> Allocation | None:
+    def _best(self, j: int, room: list[int], is_late: bool) -> Allocation | None:
         """The least bill within so many devices of each kind, of which others may hold some.
 
         Whoever takes devices that others hold makes them start again elsewhere.
         """
         free = np.array(room)
-        weight = 1 + (0 if alone else int(self._behind[j])) * self._share
+        weight = 1 + (1 if is_late else int(self._behind[j])) * self._share
         idle = (free - self._pending)[:, None]
         width = np.maximum(self._pending / np.maximum(self._gangs, 1), 1)[:, None]
         displaced = np.ceil(np.maximum(self._widths - idle, 0) / width)

@@ -5,7 +5,8 @@ a job that needs nearly all the time that is left must not wait. So there is a *
 that the work here and the jobs still to come will take, and a *reserve*, a share of it. Whoever
 would eat into the reserve chooses before the others, with one exception: *errands*, jobs so cheap
 that all of them together take no more than a quarter of the time that the longest job has to spare,
-and the *overdue*, who have waited for longer than is fair.
+and the *overdue*, who have waited for longer than is fair. Where lengths are uncertain, the longest
+job is meant, and who would eat into the reserve, in the bad case.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def take_turns(
     objective: str,
     reserve: float,
     fluid_s: float,
-    can_widen: BoolArray | None = None,
+    widest_s: FloatArray | None = None,
 ) -> Turns:
     """``fluid_s`` is the time that the work needs at least, however it is divided.
 
-    Jobs that can widen are never late: they do when the others have gone.
+    ``widest_s`` is what jobs need at their widest that leave their size open, 0 of the others.
     """
     queue, runs = market.queue, market.queue.is_running()
     horizon_s = max(fluid_s, market.longest_s) + queue.arrivals_s
@@ -58,9 +59,11 @@ def take_turns(
         tier = np.where(_are_wide(market, horizon_s), WIDE, REST)
         tier[market.home_s >= (1 - reserve) * horizon_s] = LATE
         tier[is_critical] = CRITICAL
-        if can_widen is not None:
-            tier[can_widen] = REST
-        spare_s = horizon_s - turn_s - market.longest_s
+        if widest_s is not None and (can_widen := widest_s > 0).any():
+            # They widen when the others have gone, and are late only if even that will not do.
+            is_late = widest_s + bonus_s >= horizon_s
+            tier[can_widen] = np.where(is_late, CRITICAL, REST)[can_widen]
+        spare_s = horizon_s - turn_s - float(market.shortest_s.max(initial=0.0))
         cheapest = np.lexsort((*ties, last))
         tier[cheapest[np.cumsum(market.cost[cheapest]) <= SPENT_ON_ERRANDS * spare_s]] = SOON
     elif objective == "makespan":
