@@ -5,9 +5,24 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
-from hadar_cli.node.contract import Progress
+from hadar_cli.node.contract import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a copy is, as it leaves it every second or so."""
+
+    steps: int
+    seconds: float
+    loss: float | None = None
+    phase: str = ""  # what it is about now, see phases.py
+    longest_s: float = 0.0  # the longest such phase of this process so far; 0: not known yet
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hadar_cli.node.slices import Slices, format_slices, parse_slices, skip, take
 
@@ -31,8 +31,7 @@ def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
 
 # -- orders --------------------------------------------------------------------------------------
 
-CKPT_IN = "HADAR_CKPT_IN"
-CKPT_OUT = "HADAR_CKPT_OUT"
+CKPT_IN, CKPT_OUT = "HADAR_CKPT_IN", "HADAR_CKPT_OUT"
 RESULT = "HADAR_RESULT"
 PROGRESS = "HADAR_PROGRESS"
 STEPS = "HADAR_STEPS"
@@ -40,13 +39,11 @@ SLICES = "HADAR_SLICES"
 SECONDS_LEFT = "HADAR_SECONDS_LEFT"
 GLOBAL_STEP = "HADAR_GLOBAL_STEP"
 TOTAL_STEPS = "HADAR_TOTAL_STEPS"
-ROUND = "HADAR_ROUND"
-COPY = "HADAR_COPY"
-NUM_COPIES = "HADAR_NUM_COPIES"
-JOB_SEED = "HADAR_JOB_SEED"
-SEED = "HADAR_SEED"
+ROUND, COPY, NUM_COPIES = "HADAR_ROUND", "HADAR_COPY", "HADAR_NUM_COPIES"
+JOB_SEED, SEED = "HADAR_JOB_SEED", "HADAR_SEED"
 LR_SCALE = "HADAR_LR_SCALE"
 MICRO_BATCHES = "HADAR_MICRO_BATCHES"
+UPDATE = "HADAR_UPDATE"
 EVALUATE = "HADAR_EVALUATE"
 HAND_IN = "HADAR_HAND_IN"
 KEEP_OPTIMIZER = "HADAR_KEEP_OPTIMIZER"
@@ -100,6 +97,18 @@ class Membership:
         return cls(variables[GANG], rank, size, variables[MEETS_AT], shares)
 
 
+class Update(NamedTuple):
+    """So many mini-batches, joined to one, make an update that counts for so many steps."""
+
+    batches: int
+    steps: int
+
+    @staticmethod
+    def parse(text: str) -> Update | None:
+        batches, _, steps = text.partition(":")
+        return Update(int(batches), int(steps)) if text else None
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """What a copy is asked to do before it hands in its weights again.
@@ -125,6 +134,7 @@ class Order:
     seed: int = 0
     lr_scale: float = 1.0
     micro_batches: int = 1  # pieces that every batch is split into, as it does not fit whole
+    update: Update | None = None  # None: one of each, and nobody asks for the gradient's noise
     evaluate: bool = False
     hand_in: str = "full"  # or how ``checkpoint_out`` may be an update of ``checkpoint_in``
     keeps_optimizer: bool = False  # ``checkpoint_out`` is wanted without the optimizer's state
@@ -188,6 +198,7 @@ class Order:
             SEED: str(self.seed),
             LR_SCALE: repr(self.lr_scale),
             MICRO_BATCHES: str(self.micro_batches),
+            UPDATE: ":".join(map(str, self.update or ())),
             EVALUATE: "1" if self.evaluate else "",
             HAND_IN: self.hand_in if self.hand_in != "full" else "",
             KEEP_OPTIMIZER: "1" if self.keeps_optimizer else "",
@@ -230,6 +241,7 @@ class Order:
             seed=number(SEED),
             lr_scale=float(variables.get(LR_SCALE) or 1.0),
             micro_batches=number(MICRO_BATCHES, 1),
+            update=Update.parse(variables.get(UPDATE, "")),
             evaluate=variables.get(EVALUATE) == "1",
             hand_in=variables.get(HAND_IN) or "full",
             keeps_optimizer=variables.get(KEEP_OPTIMIZER) == "1",
@@ -381,20 +393,8 @@ class Result:
     lr: tuple[float, float] | None = None  # of its first and last update
     data: tuple[int, ...] = ()  # numbers of the samples it began with
     members: tuple[MemberSpeed, ...] = ()  # of a gang, by rank
-
-    def write(self, path: Path) -> None:
-        write_atomically(path, asdict(self))
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a copy is, as it leaves it every second or so."""
-
-    steps: int
-    seconds: float
-    loss: float | None = None
-    phase: str = ""  # what it is about now, see phases.py
-    longest_s: float = 0.0  # the longest such phase of this process so far; 0: not known yet
+    update: tuple[int, int] = (1, 1)  # mini-batches in an update, and steps that it counted for
+    noise: float | None = None  # gradient noise scale, in mini-batches; None: not measured
 
     def write(self, path: Path) -> None:
         write_atomically(path, asdict(self))

@@ -8,3 +8,5 @@ BEGUN_AGAIN = "hadar: the loop over t.loader was begun again when no step was le
 NO_GPU = "hadar: the node's GPU is not seen by its torch"  # a worker's last words, then a version
 NO_UPDATE = "hadar: a step made no update"  # in a log
 EARLY_UPDATE = "hadar: an update came before its step's last mini-batch"  # in a log
+MISCOUNTED = "hadar: a scheduler was told another number of updates than the job's"  # in a log
+RUNS_AHEAD = "hadar: a mini-batch is asked for before the update by the last one"  # in a log

@@ -6,7 +6,7 @@ from typing import Any
 
 from hadar_cli.engine.ports import HandedIn
 from hadar_cli.node.agent_events import Exited
-from hadar_cli.node.last_words import BEGUN_AGAIN, EARLY_UPDATE, NO_UPDATE
+from hadar_cli.node.last_words import BEGUN_AGAIN, EARLY_UPDATE, MISCOUNTED, NO_UPDATE, RUNS_AHEAD
 from hadar_cli.trial import words
 from hadar_cli.trial.findings import Findings, Patience
 from hadar_cli.trial.record import read_record
@@ -77,8 +77,12 @@ class Ending:
                 self._findings.add(words.EPOCHS_TICK.at("has its epochs from t.epochs"))
             else:
                 self._findings.warn("has its epochs from t.epochs", words.EPOCHS)
-        if NO_UPDATE in left.log:
+        if RUNS_AHEAD in left.log:
+            self._findings.add(words.RUNS_AHEAD.at("makes an update in every step"))
+        elif NO_UPDATE in left.log:
             self._findings.warn("makes an update in every step", words.ACCUMULATES)
         if EARLY_UPDATE in left.log:
             self._findings.warn("ends its steps with an update", words.EARLY_UPDATE)
+        if self._stage.was_said(MISCOUNTED):
+            self._findings.add(words.MISCOUNTED.at("counts the job's updates"))
         self._findings.tell(_NAME, f"{', '.join(kinds)}; then it leaves by itself")

@@ -18,6 +18,7 @@ from hadar_cli.trial.words import Fault, Status
 
 _ALIKE = 1e-6  # of an update's length: two results closer than this are the same
 _NOISY = 0.01  # of it: a script that repeats itself no better than this cannot be compared
+_NO_LOSS = "its weights change; of its loss it says nothing (t.log)"
 _KEPT = 0.3  # of an alteration must be left in the result, if the script took it over
 
 
@@ -161,7 +162,7 @@ class Resume:
         elif before == after != 0:
             self._findings.tell("learns", f"its loss does not change: {before:.4g}", Status.WARNED)
         else:
-            told = f"loss {before:.4g}, then {after:.4g}" if after else "it reports no loss"
+            told = f"loss {before:.4g}, then {after:.4g}" if after else _NO_LOSS
             self._findings.tell("learns", told)
 
 

@@ -62,13 +62,27 @@ def train_exactly(
     return found
 
 
+def train_together(
+    executor: Executor, job: Job, gang: Sequence[str], steps: int, tick: Callable[[], None]
+) -> Measured:
+    """Has these devices share each of a few steps."""
+    stage = _Stage(executor, job, tick, f"g{gang[0]}-", tuple(gang))
+    reports = stage.train(gang[:1], StepSet.of([(0, steps)]), _START_S)
+    return _read(job, gang[0], reports.get(gang[0]))
+
+
 class _Stage:
     """Gives every device the same order and waits for all answers."""
 
     def __init__(
-        self, executor: Executor, job: Job, tick: Callable[[], None], prefix: str = "p"
+        self,
+        executor: Executor,
+        job: Job,
+        tick: Callable[[], None],
+        prefix: str = "p",
+        gang: tuple[str, ...] = (),
     ) -> None:
-        self._executor, self._job, self._tick = executor, job, tick
+        self._executor, self._job, self._tick, self._gang = executor, job, tick, gang
         self._prefix = prefix  # of attempts' names, which no two stages may share
         self._number = 0
 
@@ -106,6 +120,7 @@ class _Stage:
             global_step=0,
             job_seed=0,
             seed=0,
+            gang=self._gang,
             returns_weights=False,
         )
 

@@ -177,6 +177,11 @@ class Stage(Observer):
         log = last.with_name("log").read_text(errors="replace")
         return Exited(left["code"], left["end"], log=log)
 
+    def was_said(self, words: str) -> bool:
+        """Whether any process of the trial has printed this."""
+        logs = (self.store.directory / "nodes").glob("*/workers/*/log")
+        return any(words in log.read_text(errors="replace") for log in logs)
+
     def altered(self, weights: str, optimizer: bool) -> str:
         """A checkpoint like this one, with other weights or another optimizer state."""
         scratch = self.store.scratch_path("altered")

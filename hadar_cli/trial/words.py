@@ -159,10 +159,20 @@ ACCUMULATES = Fault(
     "say training(..., accumulate=N) if N mini-batches make an update: a step is then one update, "
     "and no order ends within one",
 )
+RUNS_AHEAD = Fault(
+    "it asks for the next mini-batch before it updates by the last one, as a prefetcher around "
+    "t.loader does: what an order hands in lacks its last update",
+    "prefetch within: t.loader(Prefetcher(loader)), not Prefetcher(t.loader(loader))",
+)
 EARLY_UPDATE = Fault(
     "it updates before the last of a step's mini-batches: gradients after that wait for the next "
     "step, and are lost where that is another copy's, or after an interruption",
     "update when the last of them is in: (i + 1) % N == 0 in place of i % N == 0",
+)
+MISCOUNTED = Fault(
+    "it tells its scheduler another number of updates than the job's: its learning rate is wrong "
+    "where an order begins within an epoch",
+    "scheduler.step_update(t.position + 1) in place of a count of its own",
 )
 REPLACED = Fault(
     "cannot tell: {} draws from global random numbers, for which the job's seed stands under hadar",

@@ -183,11 +183,10 @@ class Agent:
         order = request.order.placed(files, following, request.returns_weights)
         following.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(order_path(directory, number), order.variables())
-        born_by = None
         if not assigned.is_warm:
             spec = self._spec(request.worker, request.start, request.order.member)
-            born_by = self._nursery.start(directory, spec)
-        self._watched.add(request.attempt, directory, born_by)
+            self._nursery.start(directory, spec)
+        self._watched.add(request.attempt, directory)
         return assigned
 
     def _spec(self, worker: str, start: WorkerStart, member: Membership | None) -> WorkerSpec:

@@ -5,8 +5,7 @@
 Imports torch at once if told to, else when a worker's script speaks of it. Reads the directory of
 one worker per line, with its ``spec.json`` inside, and starts a supervisor for each. It ends with
 its agent, or with the last of those that share it; the supervisors and their workers do not. A fork
-takes milliseconds where a new interpreter takes the seconds that importing torch does. It never
-touches a GPU itself, so that every worker may still choose its own.
+takes milliseconds, importing torch seconds. It never touches a GPU: every worker chooses its own.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from hadar_cli.node.last_words import NO_GPU
 from hadar_cli.node.user_site import add_user_site
 
 _SPEC = "spec.json"
+_NURSERY = "nursery.json"
 _GONE_S = 10.0
 # Elsewhere a process that has imported torch must not go on as a fork of itself: macOS kills it.
 _FORKS = sys.platform.startswith("linux")
 
 
 class Nursery:
-    """The agent's hold on it: it ends with the agent. If it is killed, the next worker gets a new
-    one."""
+    """The agent's hold on it: it ends with the agent; the next worker gets another if it died."""
 
     def __init__(self, log: Path, imports: list[str]) -> None:
         self.log, self._imports = log, imports
@@ -76,23 +75,27 @@ class Nursery:
         """Not left to its end of file: after the answer, nothing of the run is there any more."""
         self._kill()
 
-    def start(self, directory: Path, spec: WorkerSpec) -> int:
-        """Has it fork the worker; its pid."""
+    def start(self, directory: Path, spec: WorkerSpec) -> None:
+        """Has it fork the worker, and notes in the worker's directory who was asked."""
         write_atomically(directory / _SPEC, dataclasses.asdict(spec))
-        line = os.fsencode(directory) + b"\n"
         try:
-            self._tell(line)
+            self._ask_for(directory)
         except (BrokenPipeError, BlockingIOError):  # it is dying, or has long ceased to read
             self._kill()
-            self._tell(line)
-        return self.pid
+            self._ask_for(directory)
 
-    def _tell(self, line: bytes) -> None:
+    def may_start(self, directory: Path) -> bool:
+        """Whether the nursery that was asked for the worker lives; it may be an earlier agent's."""
+        asked = _read_process(directory / _NURSERY)
+        return self.is_alive if asked[0] == self.pid else processes.is_alive(*asked)
+
+    def _ask_for(self, directory: Path) -> None:
         """Never waits: so short a line is taken whole or not at all."""
         if not self.is_alive:
             self._begin_again()
+        _note_process(directory / _NURSERY, self.pid)  # first: without it, nobody was asked
         os.set_blocking(self._input, False)
-        os.write(self._input, line)
+        os.write(self._input, os.fsencode(directory) + b"\n")
 
     @property
     def _input(self) -> int:
@@ -157,11 +160,12 @@ class SharedNursery(Nursery):
             if self._lines >= 0:
                 os.close(self._lines)
             # First the pipe, then the look who else has it: so it was never without a writer.
-            self._lines, self._known = self._open_lines(), self._noted()
+            self._lines, self._known = self._open_lines(), _read_process(self._folder / _NURSERY)
             is_used = self._has_other_users()
             if self._lines >= 0 and is_used and self.is_alive:
                 return
-            self._kill()
+            if is_used:  # else it ends by itself, once it has done what it was told
+                self._kill()
             if self._lines >= 0:
                 os.close(self._lines)
             self._begin()
@@ -178,9 +182,7 @@ class SharedNursery(Nursery):
             self._mine = self._popen(reading)
         finally:
             os.close(reading)
-        self._known = (self._mine.pid, processes.start_time(self._mine.pid) or 0)
-        known = {"pid": self._known[0], "started": self._known[1]}
-        write_atomically(self._folder / "nursery.json", known)
+        self._known = _note_process(self._folder / _NURSERY, self._mine.pid)
 
     def _open_lines(self) -> int:
         try:
@@ -189,13 +191,6 @@ class SharedNursery(Nursery):
             if error.errno not in (errno.ENXIO, errno.ENOENT):
                 raise
             return -1
-
-    def _noted(self) -> tuple[int, int]:
-        try:
-            known = json.loads((self._folder / "nursery.json").read_text())
-            return int(known["pid"]), int(known["started"])
-        except (OSError, ValueError, KeyError):
-            return 0, 0
 
     def _kill(self) -> None:
         if self.is_alive:
@@ -218,6 +213,20 @@ class SharedNursery(Nursery):
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _note_process(path: Path, pid: int) -> tuple[int, int]:
+    started = processes.start_time(pid) or 0
+    write_atomically(path, {"pid": pid, "started": started})
+    return pid, started
+
+
+def _read_process(path: Path) -> tuple[int, int]:
+    try:
+        known = json.loads(path.read_text())
+        return int(known["pid"]), int(known["started"])
+    except (OSError, ValueError, KeyError):
+        return 0, 0
 
 
 def main() -> None:

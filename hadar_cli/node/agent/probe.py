@@ -9,10 +9,15 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hadar_cli.node.gpus.cards import CardLock
 from hadar_cli.node.gpus.reading import Facts, read_gpus
 from hadar_cli.node.user_site import add_user_site
+
+if TYPE_CHECKING:
+    import torch
 
 _KERNEL_SIZE = 512
 _FILLED = 0.8  # of a card's free memory
@@ -66,12 +71,12 @@ def import_torch() -> Facts:
     # nvidia-smi and CUDA count GPUs alike only in this order.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     add_user_site()
-    found: Facts = {"torch": None, "safetensors": None, "cuda": None, "problem": None}
+    found: Facts = {"torch": None, "safetensors": None, "accelerator": None, "problem": None}
     try:
         import torch
 
         found["torch"] = str(torch.__version__)
-        found["cuda"] = str(torch.version.cuda) if torch.cuda.is_available() else None
+        found["accelerator"] = accelerator(torch)
         import safetensors.torch  # noqa: F401
 
         found["safetensors"] = importlib.metadata.version("safetensors")
@@ -80,20 +85,34 @@ def import_torch() -> Facts:
     return found
 
 
+def accelerator(torch: ModuleType) -> str | None:
+    """What this torch computes on here, beside the processor."""
+    if torch.cuda.is_available():  # so says a torch for AMD's cards, too
+        return f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    return "MPS" if torch.backends.mps.is_available() else None
+
+
+def gpu_names(torch: ModuleType) -> list[str]:
+    """The GPUs that it sees, as it calls them; an Apple chip has one."""
+    if torch.cuda.is_available():
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return ["mps"] if torch.backends.mps.is_available() else []
+
+
 def try_gpus() -> list[Facts]:
     """Runs a real kernel on every GPU that torch sees."""
     import torch
 
-    return [_run_kernel(index) for index in range(torch.cuda.device_count())]
+    return [_run_kernel(index, name) for index, name in enumerate(gpu_names(torch))]
 
 
-def _run_kernel(index: int) -> Facts:
+def _run_kernel(index: int, name: str) -> Facts:
     """A matrix product on the GPU, compared with the CPU's."""
     import torch
 
     try:
         one = torch.randn(_KERNEL_SIZE, _KERNEL_SIZE, generator=torch.Generator().manual_seed(0))
-        there = (one.to(f"cuda:{index}") @ one.to(f"cuda:{index}")).cpu()
+        there = (one.to(name) @ one.to(name)).cpu()
         error = float((there - one @ one).abs().max() / (one @ one).abs().max())
         problem = None if error < 0.01 else f"computes wrongly: off by {error:.0%}"
     except Exception as failure:  # CUDA errors are RuntimeErrors of many kinds
@@ -101,16 +120,26 @@ def _run_kernel(index: int) -> Facts:
     return {"index": index, "problem": problem}
 
 
+def _free_memory(device: torch.device) -> tuple[int, int]:
+    """Bytes that are free on a card, and all it has."""
+    import torch
+
+    if device.type == "mps":
+        total = torch.mps.recommended_max_memory()
+        return total - torch.mps.driver_allocated_memory(), total
+    return torch.cuda.mem_get_info(device)
+
+
 def fill_memory(index: int) -> Facts:
     """Holds most of a card's free memory, reads it back, and sees whether all of it is returned."""
     add_user_site()
     import torch
 
-    device = torch.device("cuda", index)
     held, free, problem = 0, 0, None
     try:
+        device = torch.device(dict(enumerate(gpu_names(torch))).get(index, f"cuda:{index}"))
         torch.zeros(1, device=device)  # what the process itself takes is not counted
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = _free_memory(device)
         pieces: list[torch.Tensor] = []
         while held < _FILLED * free:
             number = len(pieces) % 251
@@ -120,8 +149,8 @@ def fill_memory(index: int) -> Facts:
         kept = [piece.aminmax() for piece in pieces]
         wrong = sum({int(a), int(b)} != {i % 251} for i, (a, b) in enumerate(kept))
         pieces.clear()
-        torch.cuda.empty_cache()
-        after = torch.cuda.mem_get_info(device)[0]
+        (torch.mps if device.type == "mps" else torch.cuda).empty_cache()
+        after = _free_memory(device)[0]
         if wrong:
             problem = f"{wrong} pieces of its memory did not keep what was written"
         elif after < free - _ROUNDING * total:

@@ -4,6 +4,7 @@ A supervisor outlives the connection that started it and is outlived by nothing 
 Its worker's directory holds all it knows:
 
     spec.json         how the worker is started; gone once it is read
+    nursery.json      pid and start time of the nursery that was asked to fork it
     orders/1.json …   the orders; the worker waits for the next number
     worker.json       pid and start time of supervisor and worker
     stop              appears when the worker is to leave
@@ -125,14 +126,17 @@ def _hold_device(
     shared = identity(spec.card) if spec.card else spec.lock
     lock = CardLock(shared) if shared else CardLock(f"device-{spec.device}", run)
     note = {"run": run_name(run), "at": str(run), "worker": directory.name}
-    patient_until = time.monotonic() + _OTHERS_LEAVE_S
+    told_at = time.monotonic()
+    patient_until = told_at + _OTHERS_LEAVE_S
     while not lock.take(note):
         write_atomically(directory / "worker.json", who_waits)
         if end := _reason_to_stop(directory, spec):
             return lock, end
-        late_s, holder = time.monotonic() - patient_until, lock.note()
-        is_told = "at" in holder or late_s > _OTHERS_LEAVE_S  # or it has just come, or just left
-        if late_s > 0 and is_told:
+        now, holder = time.monotonic(), lock.note()
+        if "at" in holder:
+            told_at = now
+        is_told = told_at == now or now > told_at + _OTHERS_LEAVE_S  # or it has come, or left
+        if now > patient_until and is_told:
             if holder.get("at") != note["at"]:
                 return lock, WorkerEnd.CARD_TAKEN
             _ask_to_leave(run / "workers", str(holder.get("worker")))

@@ -12,12 +12,13 @@ from hadar_cli.node.agent import processes
 from hadar_cli.node.agent.nursery import Nursery
 from hadar_cli.node.agent.plain_files import open_plain, read_json
 from hadar_cli.node.agent.supervisor import LEAVING
-from hadar_cli.node.agent_events import Exited, Finished, WorkerEnd
-from hadar_cli.node.contract import AttemptFiles, Progress
+from hadar_cli.node.agent_events import Exited, Finished, Progress, WorkerEnd
+from hadar_cli.node.contract import AttemptFiles
 
 _PROGRESS_EVERY_S = 1.0
 _LOG_TAIL_BYTES = 2000
 _NEVER_STARTED_S = 60.0
+_JUST_FORKED_S = 2.0  # until a worker's first file is there; its nursery may be gone by then
 _DISK_PAGE = 4096  # a full disk may yet take less
 _HALF_WRITTEN_S = 2.0  # a result that is not JSON yet may still become it
 
@@ -30,17 +31,14 @@ class AttemptWatch:
     def __init__(self, run: Path, nursery: Nursery) -> None:
         self._run, self._nursery = run, nursery
         self._active: dict[str, Path] = {}  # attempt -> its worker's directory
-        self._born_by: dict[Path, int] = {}  # worker's directory -> pid of the nursery it is from
+        self._orphaned: dict[Path, float] = {}  # not yet started, its nursery gone since then
         self._since: dict[str, float] = {}
         self._told_progress: dict[str, tuple[float, int, object]] = {}
         self._results = Results()
 
-    def add(self, attempt: str, worker: Path, born_by: int | None = None) -> None:
-        """Watches an attempt, in a worker of which the nursery ``born_by`` was asked just now."""
+    def add(self, attempt: str, worker: Path) -> None:
         self._active[attempt] = worker
         self._since[attempt] = time.monotonic()
-        if born_by is not None:
-            self._born_by[worker] = born_by
 
     def forget(self, attempt: str) -> None:
         self._active.pop(attempt, None)
@@ -82,9 +80,9 @@ class AttemptWatch:
             ended = read_json_if_any(directory / "exit.json")  # if not just now
             return _exited(directory, ended or _vanished(directory))
         # One that an earlier agent asked for may come yet: its nursery does all it was told to.
-        nursery = self._nursery.pid
-        is_coming = self._nursery.is_alive and self._born_by.get(directory, nursery) == nursery
-        if is_coming and time.monotonic() < self._since[attempt] + _NEVER_STARTED_S:
+        now, is_coming = time.monotonic(), self._nursery.may_start(directory)
+        gone_since = now if is_coming else self._orphaned.setdefault(directory, now)
+        if now < min(self._since[attempt] + _NEVER_STARTED_S, gone_since + _JUST_FORKED_S):
             return None
         with suppress(OSError):
             (directory / "stop").touch()  # should it come up after all

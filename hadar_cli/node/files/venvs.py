@@ -28,6 +28,7 @@ _TELL_EVERY_S = 2.0
 _MOST_SAID = 1500  # of pip's last words, in characters
 _SAYS_WHY = ("error", "ERROR", "No space", "not find", "No module", "×", "╰", "hint")
 _READY = "hadar-ready"
+_LEAST_FREE_MB = 32.0  # a virtual environment with nothing but pip takes half of it
 
 
 class BuildError(Exception):
@@ -61,7 +62,7 @@ def _take(lock: int, tell: Callable[[str], None]) -> None:
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        tell("packages: another run is installing them")
+        tell("packages: they are being installed already")
         time.sleep(_TELL_EVERY_S)
 
 
@@ -79,6 +80,7 @@ def _build(
     if has_pip := _run([*venv, str(folder)], log, tell) == 0:
         installer = [str(python), "-m", "pip"]
     else:
+        _refuse_where_full(folder)
         shutil.rmtree(folder, ignore_errors=True)
         uv = shutil.which("uv", path=os.pathsep.join((str(Path.home() / ".local/bin"), _path())))
         if not uv or _run([uv, "venv", "--python", sys.executable, str(folder)], log, tell):
@@ -98,7 +100,18 @@ def _build(
     if constraints:
         words += ["-c", str(folder / "constraints.txt")]
     if _run(words, log, tell):
+        _refuse_where_full(folder)
         raise BuildError(f"its packages cannot be installed: {last_words(log)}")
+
+
+def _refuse_where_full(folder: Path) -> None:
+    """Where nothing more can be written, neither pip nor its log says why it failed."""
+    free_mb = shutil.disk_usage(folder.parent).free / 1e6
+    if free_mb < _LEAST_FREE_MB:
+        raise BuildError(
+            f"there is no room for its packages: {free_mb:.0f} MB are free in {folder.parent}; "
+            "make room there, or give the node another 'workdir'"
+        )
 
 
 def _see_packages_below(folder: Path) -> None:

@@ -15,11 +15,13 @@ from typing import Protocol
 
 import torch
 
-from hadar_cli.node.contract import MemberSpeed, Order, Progress, Result, Seconds
+from hadar_cli.node.agent_events import Progress
+from hadar_cli.node.contract import MemberSpeed, Order, Result, Seconds
 from hadar_cli.node.phases import EVALUATE, LOAD, SAVE, TRAIN, Phases
 from hadar_cli.node.slices import Slices, joined, take
 from hadar_cli.node.trace import note_length
 from hadar_cli.node.training.batches import Steps
+from hadar_cli.node.training.gangs.noise import NoiseScale
 from hadar_cli.node.training.pacing import Pace
 from hadar_cli.node.training.randomness import undisturbed
 
@@ -62,10 +64,15 @@ class Attempt:
         self._before: float = before.handed_in_at if before else 0.0
         self._save_s: float = before._save_s if before else 0.0
         self._phases: Phases = before._phases if before else Phases()
+        #: done of the order's steps, from its first one on; a script by hand may do more
         self.steps = 0
-        self.is_handed_in = self.clock_runs = False
+        #: once and for good, and then ``handed_in_at`` says when
+        self.is_handed_in = False
+        #: from the first batch on; without it, nothing has been trained
+        self.clock_runs = False
         self.quality: dict[str, float] | None = None
         self._higher_is_better: bool | None = None
+        #: of steps that were done, and of one that was begun
         self._loss_sum: torch.Tensor | float = 0.0
         self._losses: torch.Tensor | float = 0.0
         self._start_s = self._train_s = self._evaluate_s = 0.0
@@ -115,7 +122,7 @@ class Attempt:
         if not steps:
             return False
         now = time.monotonic()
-        step_s = (now - self._loop_started) / steps
+        step_s = (now - self._loop_started) / steps * (self.order.update or (1, 1))[1]
         return now + step_s + self._save_s > self._deadline
 
     def tell_unless_equal(self, steps: int) -> None:
@@ -137,8 +144,9 @@ class Attempt:
         self._loss_sum += total
         self._losses += weight
 
-    def step_done(self) -> None:
-        self.steps += 1
+    def step_done(self, steps: int = 1) -> None:
+        """An update is done that counts for so many."""
+        self.steps += steps
         if self._pace and not self.order.member:  # a gang's members are paced within the step
             self._pace.step_done()
         now = time.monotonic()
@@ -168,9 +176,14 @@ class Attempt:
         lr: tuple[float, float] | None,
         source: Steps | None,
         members: tuple[MemberSpeed, ...] = (),
+        noise: NoiseScale | None = None,
     ) -> None:
         """Leaves the result, after the checkpoint is there."""
+        self.validate()
         done = take(self.order.slices, self.steps)
+        if self.order.update and self.steps and not (noise and source and source.can_widen):
+            say_once("hadar: batch_size stays as it is: only samples of t.loader can be joined")
+            noise = None
         result = Result(
             steps=self.steps,
             slices=done,
@@ -185,11 +198,25 @@ class Attempt:
             lr=lr,
             data=tuple(source.first_samples(done)[:_SAMPLES_TOLD]) if source else (),
             members=members,
+            update=self.order.update or (1, 1),
+            noise=noise.read() if noise else None,
         )
         if self.order.result:
             result.write(self.order.result)
         self.is_handed_in, self.handed_in_at = True, time.monotonic()
         self._phases.enter("", self.handed_in_at)
+
+    def validate(self) -> None:
+        """Raises AssertionError where this cannot have become of the order; a copy that would claim
+        it is lost, and not counted."""
+        order = self.order
+        left = sum(end - first for first, end in self.left)
+        assert self.is_handed_in == (self.handed_in_at > 0), "it is handed in at no time"
+        assert self.clock_runs or not self._train_s, "it trained before its first batch"
+        assert min(self._start_s, self._train_s, self._evaluate_s) >= 0, "its time runs backwards"
+        if order.result:  # or else it is run by hand, and claims nothing
+            assert 0 <= self.steps <= order.steps, "it did steps that it was not given"
+            assert self.steps + left == order.steps, "its steps are not those of its order"
 
     def next_order(self, is_wanted: Callable[[], bool]) -> Order | None:
         """Waits for the order after this one, as long as one may come."""

@@ -9,16 +9,18 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count, islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from hadar_cli.node.contract import Update
 from hadar_cli.node.slices import Slices, numbers
 from hadar_cli.node.training.gangs.cutting import Cutter
 from hadar_cli.node.training.gangs.errors import CannotShare
 from hadar_cli.node.training.plans import (
     Drawn,
+    Endless,
     Plan,
     chain_of,
     flat,
@@ -45,12 +47,14 @@ _CARRIED = (
 # Loaders that iterate in a way of their own, yet give the batches that their samplers draw.
 _FOLLOWED = ("StatefulDataLoader",)
 NOT_SAID: Any = object()
+_END = object()
 
 
 def source_of(
     data: Any, batch_size: int | None, seed: int, options: dict[str, Any]
 ) -> MapSource | StreamSource:
     """The batches of a data set, of an existing ``DataLoader``, or of anything iterable."""
+    data = getattr(data, "base_dataloader", data)  # of accelerate's
     if isinstance(data, DataLoader):
         if batch_size is not NOT_SAID or options:
             raise TypeError("a DataLoader brings its own batch size and options; give it alone")
@@ -83,11 +87,17 @@ def _source_of_loader(loader: DataLoader[Any], seed: int) -> MapSource | StreamS
     return MapSource(loader, seed)
 
 
+def reads_ahead(data: Any) -> bool:
+    """Whether it is a loader of accelerate's that has read a batch more than it has given."""
+    own = getattr(data, "base_dataloader", None)
+    return own is not None and not own.num_workers
+
+
 class Group:
     """The mini-batches of one update, read one by one, as a loop by hand asks for them.
 
     ``begin`` is called when the first is asked for: an order may be over before that. ``reach``
-    reads a stream up to them.
+    reads a stream up to them. The update counts for ``steps``.
     """
 
     def __init__(
@@ -96,8 +106,10 @@ class Group:
         batches: Iterator[Any],
         begin: Callable[[], None] | None = None,
         reach: Callable[[Callable[[], bool]], bool] | None = None,
+        steps: int = 1,
     ) -> None:
         self._count, self._batches, self._begin, self._reach = count, batches, begin, reach
+        self.steps = steps
 
     def reach(self, goes_on: Callable[[], bool]) -> bool:
         """Reads what other copies train, which may take long; False if it was called off."""
@@ -115,25 +127,94 @@ class Group:
 class Steps:
     """A source's mini-batches in groups: one for each update, none across two epochs."""
 
-    def __init__(self, source: MapSource | StreamSource, size: int) -> None:
+    def __init__(
+        self, source: MapSource | StreamSource, size: int, reads_ahead: bool = False
+    ) -> None:
+        """``reads_ahead``: as accelerate does. Random numbers that collating draws then come before
+        those of the step's dropout."""
         self.source, self._size = source, size
+        self._reads_ahead = reads_ahead and isinstance(source, MapSource)
+        self._ahead: tuple[int, Any] = (-1, None)  # a mini-batch that was read, and its number
         phi = source.per_epoch
         self.per_epoch = None if phi is None else -(-phi // size)
 
-    def groups(self, slices: Slices, cutter: Cutter | None = None) -> Iterator[Group]:
+    def groups(
+        self, slices: Slices, cutter: Cutter | None = None, update: Update | None = None
+    ) -> Iterator[Group]:
         """The steps' mini-batches, or what a gang's cutter leaves this process of them."""
         if cutter:
             cutter.begin()
-        batches = self.source.batches(self._minis(slices), cutter)
+        if update and update.batches > 1:
+            yield from self._wide_groups(slices, update, cutter)
+            return
+        minis, is_ahead = self._minis(slices), self._reads_ahead and slices and not cutter
+        batches = self._read_ahead(minis) if is_ahead else self.source.batches(minis, cutter)
         for step in numbers(slices):
             is_new = self.per_epoch and step % self.per_epoch == 0 and step != slices[0][0]
             begin = self.source.begin_epoch if is_new else None
             first, end = self.first_of(step), self.first_of(step + 1)
             yield Group(end - first, batches, begin, partial(self.source.reach, first))
 
+    @property
+    def can_widen(self) -> bool:
+        """Whether the mini-batches of several steps can be made one."""
+        return isinstance(self.source, MapSource) and self.source.can_join
+
+    def _wide_groups(
+        self, slices: Slices, update: Update, cutter: Cutter | None
+    ) -> Iterator[Group]:
+        """With ``update.batches`` mini-batches joined for every ``update.steps``."""
+        assert isinstance(self.source, MapSource)
+        batches = self.source.batches(self._minis(slices), cutter, self._joined(slices, update))
+        for steps, is_new in self._updates(slices, update):
+            yield Group(1, batches, self.source.begin_epoch if is_new else None, steps=len(steps))
+
+    def _updates(self, slices: Slices, update: Update) -> Iterator[tuple[range, bool]]:
+        """The steps of each update, none of two epochs, and whether it begins another epoch."""
+        phi = self.per_epoch or 1
+        for first, end in slices:
+            while first < end:
+                last = min(first + update.steps, end, (first // phi + 1) * phi)
+                yield range(first, last), first % phi == 0 and first != slices[0][0]
+                first = last
+
+    def _joined(self, slices: Slices, update: Update) -> Iterator[tuple[int, ...]]:
+        """The mini-batches of each update: those of its own steps, and as many more as its noise
+        asks for. These come from the other half of the epoch, so that no two updates after each
+        other see the same samples."""
+        phi = self.per_epoch or 1
+        for steps, _ in self._updates(slices, update):
+            epoch, first = divmod(steps.start, phi)
+            count = min(phi, -(-update.batches * len(steps) // update.steps))
+            others = range(len(steps) + phi // 2, count + phi // 2)
+            taken = (*steps, *(epoch * phi + (first + i) % phi for i in others))
+            yield tuple(chain.from_iterable(map(self._minis_of, taken)))
+
+    def _minis_of(self, step: int) -> range:
+        return range(self.first_of(step), self.first_of(step + 1))
+
+    def _read_ahead(self, minis: Slices) -> Iterator[Any]:
+        """One more than is asked for, unless an epoch ends; the next order may begin with it."""
+        phi, (first, _), (_, end) = self.source.per_epoch or 1, minis[0], minis[-1]
+        wanted = (*minis, (end, end + (end % phi > 0)))
+        is_read = self._ahead[0] == first
+        rest = ((first + 1, minis[0][1]), *wanted[1:]) if is_read else wanted
+        reading = zip(numbers(rest), self.source.batches(rest), strict=False)
+        if not is_read:
+            self._ahead = next(reading)
+        for number in numbers(minis):
+            batch, ends_epoch = self._ahead[1], (number + 1) % phi == 0
+            if not ends_epoch:
+                self._ahead = next(reading)
+            yield batch
+            if ends_epoch:
+                self._ahead = next(reading, (-1, None))
+
     def once(self, epoch: int) -> Iterator[Group]:
         """One epoch, or pass over a stream, for scripts run by hand."""
         batches, phi = self.source.once(epoch), self.source.per_epoch
+        if self._reads_ahead:
+            batches = _one_ahead(batches)
         for first in count(0, self._size):
             if (batch := next(batches, _END)) is _END:
                 return
@@ -177,6 +258,14 @@ class Steps:
         return tuple((self.first_of(first), self.first_of(end)) for first, end in slices)
 
 
+def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    batch = next(batches, _END)
+    while batch is not _END:
+        ahead = next(batches, _END)
+        yield batch
+        batch = ahead
+
+
 class MapSource:
     """Batches of a data set whose samples have numbers.
 
@@ -204,10 +293,20 @@ class MapSource:
             how["generator"].set_state(loader.generator.get_state())
         self._loader: DataLoader[Any] = DataLoader(loader.dataset, **how)
 
-    def batches(self, slices: Slices, cutter: Cutter | None = None) -> Iterator[Any]:
+    @property
+    def can_join(self) -> bool:
+        """Not of data whose entries are mini-batches, nor of a sampler that never ends."""
+        return self._steps.can_join and not isinstance(self.plan, Endless)
+
+    def batches(
+        self,
+        slices: Slices,
+        cutter: Cutter | None = None,
+        joined: Iterator[tuple[int, ...]] | None = None,
+    ) -> Iterator[Any]:
         """A ``DataLoader`` draws its workers' seed when an epoch begins. That of an order within an
         epoch must leave the script's random numbers, and so its dropout, as they are."""
-        self._steps.slices, self._steps.cutter = slices, cutter
+        self._steps.slices, self._steps.cutter, self._steps.joined = slices, cutter, joined
         before = torch.get_rng_state()
         batches = iter(self._loader)
         begins_epoch = bool(slices) and slices[0][0] % self.plan.per_epoch == 0
@@ -246,12 +345,17 @@ class _Steps:
 
     def __init__(self, plan: Plan, batched: bool) -> None:
         self._plan, self._batched = plan, batched
+        self.can_join = batched  # mini-batches to one: unless a sampler draws whole ones
         self.slices: Slices = ()
         self.cutter: Cutter | None = None
+        self.joined: Iterator[tuple[int, ...]] | None = None  # numbers of mini-batches made one
 
     def __iter__(self) -> Iterator[Any]:
-        for step in numbers(self.slices):
-            samples = self._plan.samples(step)
+        for minis in self.joined or ((number,) for number in numbers(self.slices)):
+            samples = self._plan.samples(minis[0])
+            self.can_join &= not isinstance(samples[0], (list, tuple))
+            for number in minis[1:]:
+                samples = [*samples, *self._plan.samples(number)]
             if not self._batched:
                 samples = samples[0]
             if self.cutter:
@@ -268,62 +372,3 @@ class _Steps:
 
     def __len__(self) -> int:
         return sum(end - first for first, end in self.slices)
-
-
-class _Batches(Protocol):
-    """What a loader needs of its ``Training``."""
-
-    @property
-    def ends_epoch(self) -> bool: ...
-
-    def batches(self, source: Steps) -> Iterator[Any]: ...
-
-
-class Loader:
-    """A script's view of its batches: iterable again and again, as long as an epoch.
-
-    Whatever else it is asked, ``dataset`` or ``batch_size``, the script's own loader answers.
-    """
-
-    def __init__(self, training: _Batches, source: Steps, data: Any) -> None:
-        self._training, self._source, self._data = training, source, data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._training.batches(self._source)
-
-    def __len__(self) -> int:
-        length = self._source.source.per_epoch
-        if length is None:
-            raise TypeError("nobody knows how long this stream is")
-        return length
-
-
-def loader_of(training: _Batches, source: Steps, data: Any) -> Loader:
-    kind = _PreparedLoader if hasattr(data, "base_dataloader") else Loader
-    return kind(training, source, data)
-
-
-class _PreparedLoader(Loader):
-    """What accelerate has prepared: batches go to its device, and an epoch's last one ends an
-    accumulated update."""
-
-    def __iter__(self) -> Iterator[Any]:
-        from accelerate.utils import send_to_device
-
-        prepared = self._data
-        prepared.begin()
-        try:
-            for batch in super().__iter__():
-                prepared.end_of_dataloader = self._training.ends_epoch
-                if prepared.device is None:
-                    yield batch
-                else:
-                    yield send_to_device(batch, prepared.device, prepared._non_blocking)
-        finally:
-            prepared.end()
-
-
-_END = object()

@@ -11,8 +11,7 @@ or, around a loop that keeps its epochs, its ``DataLoader`` and its own updates:
 
     t = training(model, optimizer, scheduler)
     for epoch in t.epochs(range(10)):
-        for x, y in t.loader(train_loader):
-            ...
+        for x, y in t.loader(train_loader): ...
 
 Between rounds the loop simply pauses inside ``loader``: the copy hands in its weights, waits for
 the merged ones and goes on, with no new process, import or data set. A step is one update: one
@@ -35,10 +34,11 @@ from hadar_cli.node.last_words import BEGUN_AGAIN, EARLY_UPDATE, NO_UPDATE
 from hadar_cli.node.slices import Slices, before
 from hadar_cli.node.training import randomness
 from hadar_cli.node.training.attempt import Attempt, Evaluate, Evaluation, say_once, unfinished
-from hadar_cli.node.training.batches import NOT_SAID, Group, Loader, Steps, loader_of, source_of
+from hadar_cli.node.training.batches import NOT_SAID, Group, Steps, reads_ahead, source_of
 from hadar_cli.node.training.checkpoints import checkpoint
 from hadar_cli.node.training.gangs.company import Company
 from hadar_cli.node.training.gangs.gang import GO, LATE, SCRIPT, SIGNAL, Trained
+from hadar_cli.node.training.loader import Loader, loader_of
 from hadar_cli.node.training.pacing import Pace
 from hadar_cli.node.training.quick_torch import spare_the_compiler
 from hadar_cli.node.training.schedules import Schedules
@@ -104,9 +104,9 @@ class Training:
         self._now = Attempt(order, self._pace)
         trained = Trained(parts.models, parts.optimizers)
         self.company = Company(trained, self._pace, self._vote, lambda: updates.piece)
-        self._told_to_leave = self._stopping = self._left_early = False
-        self._begun = self._in_epochs = False
-        self._last_attempt = ""  # that handed in weights
+        self._told_to_leave = self._stopping = self._left_early = self._begun = False
+        self._in_epochs = self._has_own_steps = False  # which a framework counts
+        self._last_attempt, self.reader = "", object()  # that handed in weights; see Loader
         self.has_left = False  # no order is left, and none will come
         self._source: Steps | None = None
         self._source_key: Any = None
@@ -249,7 +249,7 @@ class Training:
     def one_epoch_at_a_time(self) -> None:
         """For frameworks, which loop over epochs themselves."""
         self._begin()
-        self._in_epochs, self._epochs = True, 0
+        self._in_epochs, self._epochs, self._has_own_steps = True, 0, True
 
     def _groups_by_hand(self, source: Steps) -> Iterator[Group]:
         phi = source.per_epoch
@@ -262,7 +262,7 @@ class Training:
                     return
 
     def _train(self, source: Steps, slices: Slices) -> Iterator[Group]:
-        for group in source.groups(slices, self.company.cutter):
+        for group in source.groups(slices, self.company.cutter, self._now.order.update):
             if self.company.is_over(self._now.steps) or not group.reach(self._is_wanted):
                 return
             yield from self._one(group)
@@ -270,13 +270,13 @@ class Training:
     def _one(self, group: Group) -> Iterator[Group]:
         """A step is done when the script asks for the next one, or leaves after it."""
         self._left_early = False
-        self._schedules.step_begins()
-        self._updates.begin_step(len(group))
+        self._schedules.step_begins(None if self._by_hand else self.position)
+        self._updates.begin_step(len(group), group.steps)
         self.company.begin_step(self.position, self._now.steps, len(group))
         try:
             yield group
         except GeneratorExit:
-            self._now.steps += self._updates.happened
+            self._now.steps += self._updates.happened * group.steps
             self._left_early = True
             raise
         self.company.end_step()
@@ -286,8 +286,8 @@ class Training:
             say_once(f"{NO_UPDATE}; if it accumulates, say training(..., accumulate=N)")
         if self._updates.happened and self._updates.leaves_rest and not self._by_hand:
             say_once(f"{EARLY_UPDATE}: gradients after it are lost where another copy goes on")
-        self._schedules.step_ends(self._updates.happened)
-        self._now.step_done()
+        self._schedules.step_ends(self._updates.happened, group.steps)
+        self._now.step_done(group.steps)
 
     @property
     def micro_batches(self) -> int:
@@ -301,11 +301,10 @@ class Training:
         self._begin()
         key = (id(data), batch_size)
         if self._source is None or key != self._source_key:
-            inner = getattr(data, "base_dataloader", data)
-            state = getattr(data, "gradient_state", None)  # accelerate's
+            self._has_own_steps |= (state := getattr(data, "gradient_state", None)) is not None
             size = max(self._accumulate, getattr(state, "num_steps", 1))
-            source = source_of(inner, batch_size, self._now.order.job_seed, options or {})
-            self._source, self._source_key = Steps(source, size), key
+            source = source_of(data, batch_size, self._now.order.job_seed, options or {})
+            self._source, self._source_key = Steps(source, size, reads_ahead(data)), key
             if self._in_epochs or self._by_hand:
                 self.tell_unless_equal(self._epochs * (self.per_epoch or 0))
         return self._source
@@ -322,7 +321,7 @@ class Training:
 
     def _begin_order(self) -> None:
         order = self._now.order
-        self._updates.begin(order.lr_scale)
+        self._updates.begin(order)
         notes: dict[str, Any] = {}
         if order.checkpoint_in:
             keeps = self._last_attempt in order.merged_of
@@ -390,7 +389,8 @@ class Training:
             self._last_attempt = order.hands_in_as
         self._now.saved()
         stays = order.next_order is not None and stopped in ("steps", "deadline")
-        self._now.hand_in(stopped, stays, self._updates.rates(), self._source, members)
+        noise = None if self._has_own_steps else self.company.noise or self._updates.noise
+        self._now.hand_in(stopped, stays, self._updates.rates(), self._source, members, noise)
 
     # -- details -----------------------------------------------------------------------------
 

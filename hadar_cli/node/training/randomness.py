@@ -125,13 +125,16 @@ def _restore(states: list[Any]) -> None:
 def _device_states() -> list[torch.Tensor]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.get_rng_state_all()
-    return []
+    return [torch.mps.get_rng_state()] if torch.backends.mps.is_available() else []
 
 
 def _restore_devices(states: list[torch.Tensor]) -> None:
     if len(states) == len(_device_states()):  # else it was another machine's
         for device, state in enumerate(states):
-            torch.cuda.set_rng_state(state, device)
+            if torch.cuda.is_available():
+                torch.cuda.set_rng_state(state, device)
+            else:
+                torch.mps.set_rng_state(state)
 
 
 # -- states as text -----------------------------------------------------------------------------

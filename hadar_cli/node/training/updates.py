@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
+from hadar_cli.node.contract import Order, is_under_orders
+from hadar_cli.node.last_words import RUNS_AHEAD
+from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.training.gangs.noise import NoiseScale, square_of
 from hadar_cli.node.training.splitting import split
+
+_MEASURED = 8  # one step in so many tells the noise of its gradient, where one device is at it
 
 
 class CannotSplit(RuntimeError):
@@ -52,12 +58,17 @@ class Updates:
         self._models, self._optimizers, self._scaler = models, optimizers, scaler
         self.happened = False  # since the step began
         self.leaves_rest = False  # a mini-batch was given since the last update
-        self._scale = 1.0
+        self._scale = self._order_scale = 1.0
+        self.noise: NoiseScale | None = None  # None: nobody asks for it, or the script cannot tell
+        self._adds = 0  # times that t.step made an update
+        self._first_share = 1.0
+        self._part: Any = None  # the square of the gradient of a step's first piece
         self.piece = Piece()
         self._updates_itself = True  # the script does, unless t.step is at it
         self._mark: Any = None  # of gradients that wait for the next piece
         self._batches = self._batches_left = 1  # of the step's mini-batches
         self._steps = 0  # begun since the last update
+        self._beginning = _Beginning(models)
         self._has_gradients = False  # of ``add``, that wait for an update
         self._clip_norm: float | None = None
         self._unscaled: dict[int, list[Any]] = {}
@@ -67,16 +78,21 @@ class Updates:
             optimizer.register_step_pre_hook(self._before)
             optimizer.register_step_post_hook(self._after)
 
-    def begin(self, lr_scale: float) -> None:
+    def begin(self, order: Order) -> None:
         """A new order; gradients of the last one do not belong to its weights."""
-        self._scale = lr_scale
+        self._scale = self._order_scale = order.lr_scale
+        is_asked = order.update is not None and order.member is None
+        self.noise = NoiseScale(order.update[0]) if is_asked and order.update else None
+        self._adds = 0
         self._first_rate = self._last_rate = None
         self._clear_pending()
         self.piece = Piece()
 
-    def begin_step(self, batches: int) -> None:
-        """A step begins: one update of that many mini-batches."""
+    def begin_step(self, batches: int, steps: int = 1) -> None:
+        """One update begins, of that many mini-batches, which counts for so many steps."""
+        self._beginning.step_begins()
         self.happened, self.piece = False, Piece()
+        self._scale = self._order_scale * steps
         self._batches = self._batches_left = batches
         self._steps += 1
 
@@ -101,6 +117,8 @@ class Updates:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         if not self.piece.is_last:
+            if self.noise and self._mark is None and self._steps == self._batches == 1:
+                self._first_share, self._part = self.piece.share, self._square()
             self._mark = self._gradients_mark()
             return 0
         self._has_gradients = True
@@ -109,17 +127,34 @@ class Updates:
         if not update or self._batches_left > 0:
             return 0
         steps = max(1, self._steps)
+        self._adds += 1
+        if self.noise and self._part is not None:
+            self.noise.note_first(self._square(), self._part, self._first_share)
+            self._part = None
         self._update()
         return steps
 
+    def _square(self) -> Any:
+        grads = (p.grad for model in self._models for p in model.parameters())
+        return square_of(grad for grad in grads if grad is not None)
+
     def pieces(self, batch: Any, count: int) -> Iterator[Any]:
         """The batch in parts that fit the card, whose gradients ``add`` puts together."""
-        parts = parts_of(batch, count)
+        parts = self._halves(batch) if count == 1 else parts_of(batch, count)
         self.leaves_rest = True
         for number, (part, share) in enumerate(parts, start=1):
             self.piece = Piece(share, len(parts), number == len(parts))
             yield part
         self.piece = Piece()
+
+    def _halves(self, batch: Any) -> list[tuple[Any, float]]:
+        """The whole, or where the noise of its gradient is measured, two halves of it."""
+        if self.noise and self._adds and self._adds % _MEASURED == 1:  # t.step can join them
+            try:
+                return split(batch, 2)
+            except TypeError:
+                self.noise = None
+        return [(batch, 1.0)]
 
     def flush(self) -> None:
         """An order ends: steps that count must be in the weights."""
@@ -193,11 +228,40 @@ class Updates:
                     group["betas"] = tuple(beta**self._scale for beta in group["betas"])
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._beginning.updated()
         self.happened, self.leaves_rest = True, False
         unscaled = self._unscaled.pop(id(optimizer), None)
         if unscaled is not None:
             for group, own in zip(optimizer.param_groups, unscaled, strict=True):
                 group.update(own)
+
+
+class _Beginning:
+    """Sees whether a script asks for its second step before it makes anything of the first, as a
+    prefetcher around ``t.loader`` does: an order would be handed in without its last update."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._models, self._steps, self._is_idle = models, 0, False
+        self._hooks: list[Any] = []
+
+    def step_begins(self) -> None:
+        self._steps += 1
+        if self._steps == 1 and is_under_orders():
+            self._is_idle = True
+            trained = (p for m in self._models for p in m.parameters() if p.requires_grad)
+            hear = self._hear_gradient
+            self._hooks = [p.register_hook(hear) for p in trained]  # type: ignore[no-untyped-call]
+        elif self._steps == 2:
+            for hook in self._hooks:
+                hook.remove()
+
+    def _hear_gradient(self, _: torch.Tensor) -> None:
+        self._is_idle &= self._steps > 1
+
+    def updated(self) -> None:
+        if self._is_idle and self._steps > 1:
+            say_once(f"{RUNS_AHEAD}: every order's last is lost. Write t.loader(Prefetcher(data))")
+        self._is_idle = False
 
 
 def parts_of(batch: Any, count: int) -> list[tuple[Any, float]]:

@@ -107,12 +107,16 @@ def save(
     metadata = {"hadar": json.dumps(content)}
     if base and base.is_file():
         trained = weights - frozen.keys() - set(content["buffers"])
-        updates = parts.rounding.updates(stored, base, hand_in, trained)
-        replaced = {name.partition("/")[2] for name in updates.keys() - stored.keys()}
-        stored = {name: t for name, t in stored.items() if name not in replaced} | updates
+        stored = _with_updates(stored, parts.rounding.updates(stored, base, hand_in, trained))
         metadata["hadar.update_of"] = base.name
     save_file(stored, part, metadata)
     part.replace(path)
+
+
+def _with_updates(stored: Tensors, updates: Tensors) -> Tensors:
+    """What is stored, with these updates in place of the tensors that they are of."""
+    replaced = {name.partition("/")[2] for name in updates.keys() - stored.keys()}
+    return {name: t for name, t in stored.items() if name not in replaced} | updates
 
 
 def load(

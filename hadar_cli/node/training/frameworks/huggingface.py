@@ -103,7 +103,7 @@ class _Orders:
     """The Trainer's loader. It has no length, as an epoch may begin and end anywhere."""
 
     def __init__(self, loader: Any, args: Any) -> None:
-        self._loader = getattr(loader, "base_dataloader", loader)
+        self._loader = loader
         self.accumulate = args.gradient_accumulation_steps
         self._wanted, self._epochs = max(0, args.max_steps), args.num_train_epochs
         self.dataset = loader.dataset

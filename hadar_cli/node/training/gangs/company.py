@@ -10,6 +10,7 @@ import torch
 from hadar_cli.node.contract import MemberSpeed, Order
 from hadar_cli.node.training.gangs.cutting import Cutter
 from hadar_cli.node.training.gangs.gang import GO, SCRIPT, Gang, GangPace, Piece, Trained
+from hadar_cli.node.training.gangs.noise import NoiseScale
 
 
 class Losses(Protocol):
@@ -48,7 +49,7 @@ class Company:
                 self._gang = Gang(member, self._trained, self._pace, self._piece)
                 if not order.checkpoint_in:
                     self._gang.begin_alike()
-            self._gang.begin_order(losses.hear_loss)
+            self._gang.begin_order(losses.hear_loss, order.update)
             if member.rank:  # rank 0 goes on as if alone; dropout is not to be the same for all
                 torch.manual_seed((order.seed * 1_000_003 + member.rank) % 2**63)
 
@@ -82,6 +83,10 @@ class Company:
     def end_step(self) -> None:
         if self._gang:
             self._gang.end_step()
+
+    @property
+    def noise(self) -> NoiseScale | None:
+        return self._gang.noise if self._gang else None
 
     def end_order(self) -> tuple[MemberSpeed, ...]:
         return self._gang.end_order() if self._gang else ()

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import torch
 
-from hadar_cli.node.contract import Membership, MemberSpeed
+from hadar_cli.node.contract import Membership, MemberSpeed, Update
 from hadar_cli.node.training.gangs.backward import Run, send_passes_to, weighted
 from hadar_cli.node.training.gangs.cutting import Cutter, Part
 from hadar_cli.node.training.gangs.errors import CannotShare
 from hadar_cli.node.training.gangs.losses import SAMPLES, Kind, kind_of
 from hadar_cli.node.training.gangs.meeting import Meeting
+from hadar_cli.node.training.gangs.noise import NoiseScale
 from hadar_cli.node.training.gangs.reduction import Reduction
 from hadar_cli.node.training.gangs.shares import Balance
 from hadar_cli.node.training.gangs.timing import Memory, Speed, Stopwatch
@@ -116,6 +117,7 @@ class Gang:
         self._losses_weight = 0.0
         self._waits_since, self._waited_s = 0.0, 0.0
         self._speeds = [Speed() for _ in range(member.size)]
+        self.noise: NoiseScale | None = None  # of the order's gradients, if its job asks for it
         send_passes_to(self)
 
     def leave(self) -> None:
@@ -132,8 +134,10 @@ class Gang:
 
     # -- an order, its steps and their mini-batches ------------------------------------------
 
-    def begin_order(self, hear: Callable[[Any, Any], None]) -> None:
+    def begin_order(self, hear: Callable[[Any, Any], None], update: Update | None = None) -> None:
         """``hear`` is told what the losses of all members add up to, and their weight."""
+        self.noise = NoiseScale(update.batches) if update else None
+        self._reduction.measures = self.noise is not None
         self.stop, self._steps, self._hear = GO, 0, hear
         self._reduction.forget()
         self._stopwatch.reset()
@@ -254,14 +258,26 @@ class Gang:
             self._totals[number] = found[0]
         self._hear_losses(found)
         self._reduction.finish(number, any_has_more, factor)
+        if self.noise and not number and not any_has_more:
+            self._note_noise(self.noise, found, factor)
         self._waited_s += time.monotonic() - self._waits_since
         self._passes += 1
         self._go_on()
 
+    def _note_noise(self, noise: NoiseScale, tail: torch.Tensor, factor: Any) -> None:
+        """Of a step's first pass: another one may train other weights."""
+        helping = sum(share > 0 for share in self._balance.shares)
+        if helping > 1:
+            parts = tail[3] if factor is None else tail[3] * factor**2
+            noise.note(self._reduction.square, parts, helping)
+
     def _tail(self, count: Any) -> torch.Tensor:
-        """What travels beside the gradients: the count, and the losses noted so far."""
-        tail = torch.zeros(3, device=self._device)
+        """What travels beside the gradients: the count, the losses noted so far, and the square of
+        its own gradient over its share of the batch."""
+        tail = torch.zeros(4, device=self._device)
         tail[0], tail[1], tail[2] = count, self._losses, self._losses_weight
+        if self.noise and self._part.samples:
+            tail[3] = self._reduction.own_square / self._part.weight
         self._losses, self._losses_weight = 0.0, 0.0
         return tail
 

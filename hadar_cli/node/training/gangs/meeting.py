@@ -22,11 +22,13 @@ from hadar_cli.node.contract import Membership
 from hadar_cli.node.last_words import MEMBER_LOST
 from hadar_cli.node.network import listening, own_address, place_of
 from hadar_cli.node.training.gangs.errors import CannotShare, MemberLost
+from hadar_cli.node.training.gangs.same_host import HostGroup
 
 _c10d: Any = distributed  # what it offers differs from torch to torch
 _MEET_S = 300.0  # until all are there: a start on the slowest node
 _LONGEST_WAIT_S = 86_400.0  # for others at their own work: that they live is watched apart
 _KNOCK_S = 10.0  # for another member's machine to answer at all
+_AGAIN_S = 0.2
 _BEAT_S = 2.0
 _SILENCE_S = 60.0  # of a member; no limit for one that works, however long
 _LEFT_BEHIND = 70  # exit code
@@ -46,11 +48,12 @@ class Meeting:
             if not place_of(member.meets_at).path:
                 require_reach(self._store, member, address)
             backends = self._tell_all("backend", _backend(device))
-            self.numbers = _gloo(_c10d.PrefixStore("numbers", self._store), member, address)
             self.is_on_host = set(backends) != {"nccl"}  # what travels passes through main memory
             self.is_direct = device.type == "cpu" or not self.is_on_host
+            # Apart, so that one who is elsewhere in its step still hears where the others are.
+            self.numbers = self._group("numbers", address)
             self.gradients = (
-                _gloo(_c10d.PrefixStore("gradients", self._store), member, address)
+                self._group("gradients", address)
                 if self.is_on_host
                 else _nccl(_c10d.PrefixStore("nccl", self._store), member)
             )
@@ -73,6 +76,20 @@ class Meeting:
         """What every member says of itself."""
         self._store.set(f"{key}/{self.member.rank}", word)
         return [self._store.get(f"{key}/{i}").decode() for i in range(self.member.size)]
+
+    def _group(self, name: str, address: str) -> Any:
+        """Through memory where all members can: on one machine, with a kernel that is not old."""
+        store, member = _c10d.PrefixStore(name, self._store), self.member
+        if place_of(member.meets_at).path:
+            try:
+                near = HostGroup(store, member.rank, member.size)
+            except OSError as error:
+                store.set(f"at/{member.rank}", "0 0")  # nobody's, for those who look for it
+                near, why = None, f"gangs exchange by loopback on this machine: {error}"
+                print(f"hadar: {why}", file=sys.stderr)
+            if set(self._tell_all(f"{name} by memory", str(bool(near)))) == {"True"}:
+                return near
+        return _gloo(store, member, address)
 
     # -- exchanges ---------------------------------------------------------------------------
 
@@ -136,6 +153,20 @@ def _knock(rank: int, host: str, port: int) -> None:
         ) from error
 
 
+def await_first(host: str, port: int) -> None:
+    """Waits for rank 0 to listen. A machine that refuses is there, and rank 0 may still come; of
+    one that does not answer at all nothing is to be hoped for: torch would try for minutes."""
+    deadline = time.monotonic() + _MEET_S
+    while True:
+        try:
+            return _knock(0, host, port)
+        except MemberLost as error:
+            is_there = isinstance(error.__cause__, ConnectionRefusedError)
+            if not is_there or time.monotonic() > deadline:
+                raise
+        time.sleep(_AGAIN_S)
+
+
 class _Watch:
     """Ends this process when another member has been silent for too long.
 
@@ -189,6 +220,7 @@ def _store(member: Membership) -> Any:
         Path(place.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return _c10d.FileStore(place.path, member.size)
     if member.rank:
+        await_first(place.host, place.port)
         try:
             return _c10d.TCPStore(place.host, place.port, timeout=patience)
         except RuntimeError as error:

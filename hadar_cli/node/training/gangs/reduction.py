@@ -15,6 +15,7 @@ import torch
 
 from hadar_cli.node.training.gangs.errors import CannotShare
 from hadar_cli.node.training.gangs.meeting import Meeting
+from hadar_cli.node.training.gangs.noise import square_of
 
 _BUCKETS = 4  # of a model, unless they would be larger or smaller than these
 _LARGEST_BYTES, _SMALLEST_BYTES = 25 << 20, 1 << 18
@@ -40,12 +41,18 @@ class Bucket:
         self._work: Any = None
         self._sent: torch.Tensor | None = None
         self._absent: list[bool] = []
+        self.own_square: Any = 0.0  # of this member's gradient
+
+    @property
+    def square(self) -> Any:
+        """Of everybody's gradient, once it is received."""
+        return square_of(self._slots)
 
     @property
     def is_sent(self) -> bool:
         return self._work is not None
 
-    def send(self) -> None:
+    def send(self, measures: bool = False) -> None:
         self._absent = [parameter.grad is None for parameter in self.parameters]
         with torch.no_grad():
             for parameter, slot in zip(self.parameters, self._slots, strict=True):
@@ -56,6 +63,7 @@ class Bucket:
                 else:
                     slot.copy_(_plain(parameter.grad).reshape(-1))
             self._owners.copy_(torch.tensor([float(not absent) for absent in self._absent]))
+        self.own_square = square_of(self._slots) if measures else 0.0
         self._sent = self._room if self._meeting.is_direct else self._room.cpu()
         self._work = self._meeting.sum_later(self._sent)
 
@@ -97,6 +105,7 @@ class Reduction:
         self._plan: list[Bucket] = []
         self._next = 0  # bucket to send; they leave in order, or members would mix them up
         self._is_open = False
+        self.measures = False  # the squares of gradients
         self._reduced: dict[Parameter, torch.Tensor] = {}
         self._bases: dict[Parameter, torch.Tensor] = {}
 
@@ -128,7 +137,7 @@ class Reduction:
         """After backward: sends the rest of the plan; whether this member has more than that."""
         self._is_open = False
         for bucket in self._plan[self._next :]:
-            bucket.send()
+            bucket.send(self.measures)
         return any(p.grad is not None and p not in self._bucket_of for p in self._known)
 
     def finish(self, number: int, any_has_more: bool, factor: torch.Tensor | None) -> None:
@@ -139,6 +148,16 @@ class Reduction:
             self._plan_anew(number, factor)
         self._add_bases()
         self._reduced = {p: p.grad for p in self._known if p.grad is not None}
+
+    @property
+    def own_square(self) -> Any:
+        """Of this member's gradient of the pass, by its plan."""
+        return sum(bucket.own_square for bucket in self._plan)
+
+    @property
+    def square(self) -> Any:
+        """Of everybody's."""
+        return sum(bucket.square for bucket in self._plan)
 
     def pile_up(self) -> None:
         """After a pass whose gradients wait for the step's next mini-batch."""
@@ -190,7 +209,7 @@ class Reduction:
         bucket.waits_for.discard(parameter)
         while self._next < len(self._plan) and not self._plan[self._next].waits_for:
             self._on_bucket()
-            self._plan[self._next].send()
+            self._plan[self._next].send(self.measures)
             self._next += 1
 
     def _add_bases(self) -> None:
