@@ -12,7 +12,6 @@ from rich.markup import escape
 from hadar_cli.assembly import Interrupted, Watch, drive
 from hadar_cli.cli.options import DEFAULT_RUNS, can_show_live, print_json, stderr, stdout
 from hadar_cli.core.events import RunStopped
-from hadar_cli.core.model import devices_of
 from hadar_cli.errors import StorageError, UnfinishedError
 from hadar_cli.report.live.lines import Lines
 from hadar_cli.report.words import not_handed_in
@@ -91,8 +90,7 @@ def _watching(store: RunStore, view: LiveView | Lines, company: _Company) -> Wat
     """Has the view look anew whenever jobs or nodes have come or gone."""
 
     def watch(state: RunState, rates: RateModel, clock: Clock) -> Any:
-        facts = store.facts
-        view.cast(facts.mix, devices_of(facts.nodes))
+        view.cast(store.facts)
         companions, notifier = company
         companions.tell = notifier.tell = view.tell
         notifier.state = state
@@ -128,13 +126,12 @@ def _observed(
 
 
 def _view(store: RunStore, live: bool) -> LiveView | Lines:
-    facts = store.facts
-    devices = devices_of(facts.nodes)
     if not live:
-        return Lines(facts.mix, devices, sys.stderr)
+        return Lines(store.facts, sys.stderr)
     from hadar_cli.report.live.live import LiveView
 
-    return LiveView(facts.id, facts.mix, devices, stdout())
+    facts, past = store.facts, read_journal(store.journal_path)
+    return LiveView(facts.with_added(past), stdout(), past)
 
 
 def _summarise(store: RunStore, as_json: bool) -> None:

@@ -78,7 +78,9 @@ app.command("logs", rich_help_panel=_RUNS)(logs.logs)
 app.command("add", rich_help_panel=_RUNS)(add.add)
 app.command("pause", rich_help_panel=_RUNS)(queue.pause)
 app.command("continue", rich_help_panel=_RUNS)(queue.continue_)
-app.command("priority", rich_help_panel=_RUNS)(queue.priority)
+# So that -5 is a number and no option.
+_NUMBERS = {"ignore_unknown_options": True}
+app.command("priority", rich_help_panel=_RUNS, context_settings=_NUMBERS)(queue.priority)
 app.command("close", rich_help_panel=_RUNS)(queue.close)
 app.command("cancel", rich_help_panel=_RUNS)(cancel.cancel)
 app.command("resume", rich_help_panel=_RUNS)(resume.resume)

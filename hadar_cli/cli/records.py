@@ -1,7 +1,7 @@
 """What commands print as ``--json`` where no other part of hadar has a record of it.
 
-``schemas.py`` publishes the shapes; a field's name here is its name in the JSON. This file imports
-nothing heavy, for the commands must start at once.
+``schemas.py`` publishes the shapes; a field's name here is its name in the JSON. Commands import
+this file when they print: so many dataclasses would make every `--help` slower.
 """
 
 from __future__ import annotations

@@ -22,11 +22,10 @@ _LOOK_EVERY_S = 0.1
 
 def require_grantable(store: RunStore, request: Request) -> None:
     """Raises InputError where the request cannot be granted."""
-    from hadar_cli.runs.answers import answer
-    from hadar_cli.runs.store import read_state
+    from hadar_cli.runs.answers import answer, look_ahead
 
-    state = read_state(store)
-    answer(request, "", state, store.facts, state.now)
+    state, facts = look_ahead(store)
+    answer(request, "", state, facts, state.now)
 
 
 def ask(store: RunStore, request: Request, as_json: bool) -> None:

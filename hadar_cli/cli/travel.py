@@ -15,7 +15,7 @@ from hadar_cli.errors import InputError
 from hadar_cli.project.data import list_files
 from hadar_cli.project.folder import find_project
 from hadar_cli.project.selection import LeftOut, Selection, select
-from hadar_cli.project.sharing import seems_to_share
+from hadar_cli.project.sharing import seems_ported, seems_to_share
 from hadar_cli.report.format import bytes, count, plain
 
 _NAMED = 3  # of what is left out by one rule
@@ -93,7 +93,17 @@ def lines(mix: Mix, found: list[Parcel]) -> Iterator[str]:
         how = known.get(parcel.found_by, f"by its {parcel.found_by}")
         yield _safe(f"project folder {chosen.root} ({how}): {size} for every node")
         yield from _left_behind(chosen)
+    yield from _unported(found)
     yield from _unshared(mix, found)
+
+
+def _unported(found: list[Parcel]) -> Iterator[str]:
+    for parcel in found:
+        if not seems_ported(parcel.selection.files):
+            where = parcel.selection.root
+            yield "[yellow]warning:[/] " + _safe(f"{', '.join(parcel.jobs)}: nothing in {where}")
+            yield "    imports hadar_cli or keeps its contract: steps would be neither counted nor"
+            yield "    handed in. 'hadar try' tells what it lacks, docs/own-script.md how to add it"
 
 
 def _unshared(mix: Mix, found: list[Parcel]) -> Iterator[str]:
@@ -101,7 +111,8 @@ def _unshared(mix: Mix, found: list[Parcel]) -> Iterator[str]:
     wide = {job.name: job.most_gpus for job in mix.jobs if job.most_gpus > 1}
     for parcel in found:
         names = [name for name in parcel.jobs if name in wide]
-        if names and not seems_to_share(parcel.selection.files):
+        files = parcel.selection.files
+        if names and seems_ported(files) and not seems_to_share(files):
             where, most = parcel.selection.root, max(wide[name] for name in names)
             yield "[yellow]warning:[/] " + _safe(
                 f"{', '.join(names)}: nothing in {where} speaks of"

@@ -17,7 +17,7 @@ from hadar_cli.core import events
 from hadar_cli.core.reasons import Absence
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Observer
-from hadar_cli.report.words import describe
+from hadar_cli.report.words import describe, is_at_rung
 
 _MOST_S = 15.0  # for one notification
 _TO_END_S = 20.0  # for all that are under way when the run ends
@@ -60,9 +60,18 @@ def occasion(event: events.Event, state: RunState) -> str:
         case events.JobCutShort() if not event.is_planned:
             is_wanted = state.jobs[event.job].is_cancelled
             return "" if is_wanted else "trouble"
-        case events.MilestonePassed() if state.jobs[event.job].job.trial:
-            return "promotion"
+        case events.MilestonePassed() if is_at_rung(event, state):
+            if event.score is not None:
+                return "promotion"
+            return "trouble" if _is_first_there(event, state) else ""
     return ""
+
+
+def _is_first_there(event: events.MilestonePassed, state: RunState) -> bool:
+    """Whether no other trial of its sweep has passed this rung."""
+    trial = state.jobs[event.job].job.trial
+    passed = (job.job.trial for job in state.jobs.values() if event.step in job.passed)
+    return sum(bool(trial and one and one.sweep == trial.sweep) for one in passed) == 1
 
 
 class Notifier(Observer):

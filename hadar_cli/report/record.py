@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hadar_cli.core.events import Event, HeadStarted
+from hadar_cli.core.events import Event, HeadStarted, JobsAdded
 from hadar_cli.core.measures.costs import RunCosts, costs_of
 from hadar_cli.core.measures.forecast import Verdict, judge
 from hadar_cli.core.measures.metrics import summarise
@@ -76,8 +76,10 @@ class RunRecord:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The forecast made before the run began, if one was, beside what happened."""
-        if self.facts.forecast is None:
+        """The forecast made before the run began, if one was, beside what happened; nothing where
+        the run was given more work since."""
+        is_other = any(isinstance(event, JobsAdded) for event in self.happened)
+        if self.facts.forecast is None or is_other or self.facts.waits_for_work:
             return None
         summary = self.summary
         times_s = {job.name: job.jct_s for job in summary.jobs if job.jct_s is not None}

@@ -10,6 +10,8 @@ def way_words(ways: Ways) -> str:
     parts = [(ways.alone, "alone"), (ways.shared, "shared"), (ways.merged, "in merged copies")]
     first, *others = [(steps, way) for steps, way in parts if steps]
     words = [f"{first[0]:,} steps {first[1]}", *(f"{steps:,} {way}" for steps, way in others)]
+    if ways.batches > 1:
+        words.append(f"up to {ways.batches} mini-batches joined")
     return ", ".join(words)
 
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 from hadar_cli.core import events
 from hadar_cli.core.grants import Grant
-from hadar_cli.core.reasons import Absence
+from hadar_cli.core.reasons import Absence, Loss
 from hadar_cli.core.state import JobState, RunState
 from hadar_cli.report.format import brief, count, figures, listed, plain
 
@@ -119,7 +119,7 @@ def _passed(event: events.MilestonePassed, state: RunState) -> str:
     promote, stop = job.job.promote, job.job.stop
     goes_on = f"{name} goes on after step {event.step:,}"
     told = ", ".join(plain(figure, 30) for figure in job.quality or {}) or "nothing"
-    if not promote or not _is_at_rung(event, state):
+    if not promote or not is_at_rung(event, state):
         if stop and _lacks_metric(event, state):
             what = f"it does not report {plain(stop.metric, 30)!r}, only {told}"
             return f"{goes_on}, and nothing will stop it early: {what}"
@@ -131,7 +131,8 @@ def _passed(event: events.MilestonePassed, state: RunState) -> str:
     return f"{name} is promoted at step {event.step:,}: {score}"
 
 
-def _is_at_rung(event: events.MilestonePassed, state: RunState) -> bool:
+def is_at_rung(event: events.MilestonePassed, state: RunState) -> bool:
+    """Whether its sweep decides there who trains on; else only its ``stop`` does."""
     promote = state.jobs[event.job].job.promote
     return promote is not None and event.step in promote.rungs
 
@@ -162,13 +163,14 @@ def is_news(event: events.Event, state: RunState) -> bool:
         case events.CopyFinished():
             return bool(event.quality)
         case events.MilestonePassed():
-            return _is_at_rung(event, state) or _lacks_metric(event, state)
+            return is_at_rung(event, state) or _lacks_metric(event, state)
         case events.WeightsMerged():
             return bool(event.refused) or state.jobs[event.job].is_trained
         case events.CopyLost():
             # What a lost device held is told with the device.
             device = event.device or state.device_of(event.attempt)
-            return not (event.node_fault and device in state.lost_devices)
+            is_told = event.node_fault and device in state.lost_devices
+            return not is_told and not state.was_called_back(event)
     return not isinstance(event, events.RoundPlanned | events.CopyStarted)
 
 
@@ -263,8 +265,12 @@ def _listed(quality: dict[str, float]) -> str:
 def _copy_lost(event: events.CopyLost, state: RunState) -> str:
     started = state.started[event.attempt]
     line = f"{_job(state, started.job)} on {started.place} failed: {plain(event.why, _LONGEST)}"
-    if log := event.log.strip().splitlines():
+    log = event.log.strip().splitlines()
+    if log and log[-1] not in event.why:
         line += f" ({plain(log[-1], _LONGEST)})"
+    pieces = 2 * started.micro_batches
+    if event.reason is Loss.OUT_OF_MEMORY and pieces <= state.jobs[started.job].job.most_pieces:
+        line += f"; next it tries its batches in {pieces} pieces there"
     steps = started.quota
     return f"{line}; its {count(steps, 'step')} go back to the pool" if steps else line
 
@@ -319,7 +325,9 @@ class _Merges:
     def entry(self, state: RunState) -> Entry:
         counted, effective = 0, 0.0
         for job in self.times:
-            left, effective_before = self.before[job]
+            # A job that was added since has done nothing before.
+            nothing = (state.jobs[job].job.target_steps, 0.0)
+            left, effective_before = self.before.get(job, nothing)
             counted += left - state.jobs[job].remaining
             effective += state.jobs[job].effective_steps - effective_before
         steps = f"{count(counted, 'step')} counted, {effective:,.0f} effective"
@@ -337,7 +345,7 @@ class Chronicle:
     """Tells a run as it goes: news at once, a round's merges as one line that grows."""
 
     def __init__(self, state: RunState) -> None:
-        self._state = state
+        self.state = state
         self._merges = self._tally()
         self._orphans: dict[str, events.CopyLost] = {}  # by device, until we know if it is lost
 
@@ -346,24 +354,24 @@ class Chronicle:
         match event:
             case events.WeightsMerged():
                 self._merges.add(event)
-            case events.CopyLost() if event.node_fault and is_news(event, self._state):
-                self._orphans[event.device or self._state.device_of(event.attempt)] = event
+            case events.CopyLost() if event.node_fault and is_news(event, self.state):
+                self._orphans[event.device or self.state.device_of(event.attempt)] = event
                 return []
             case events.DeviceLost() if event.device in self._orphans:
-                lost = self._state.started[self._orphans.pop(event.device).attempt]
-                return [Entry(event.t, device_lost(event, [lost], self._state), "bad")]
+                lost = self.state.started[self._orphans.pop(event.device).attempt]
+                return [Entry(event.t, device_lost(event, [lost], self.state), "bad")]
         entries = self._settle(event)
-        if is_news(event, self._state):
+        if is_news(event, self.state):
             entries.append(self._tell(event))
         return entries
 
     @property
     def growing(self) -> Sequence[Entry]:
         """The round's merges so far: the newest entry, and not yet certain."""
-        return [self._merges.entry(self._state)] if self._merges.times else []
+        return [self._merges.entry(self.state)] if self._merges.times else []
 
     def _tell(self, event: events.Event) -> Entry:
-        return Entry(event.t, describe(event, self._state), tone(event))
+        return Entry(event.t, describe(event, self.state), tone(event))
 
     def _settle(self, event: events.Event) -> list[Entry]:
         """What no later event can change any more."""
@@ -377,6 +385,6 @@ class Chronicle:
         return entries
 
     def _tally(self) -> _Merges:
-        jobs = self._state.jobs.items()
+        jobs = self.state.jobs.items()
         before = {id: (job.remaining, job.effective_steps) for id, job in jobs}
-        return _Merges(self._state.round, before)
+        return _Merges(self.state.round, before)

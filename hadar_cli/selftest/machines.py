@@ -27,7 +27,7 @@ from hadar_cli.visits.visit import on_all
 _FILE_BYTES = 64 * 10**6
 _TRANSFER_S = 90.0
 _MEMORY_S = 60.0
-_NO_CARD = "a CPU device"
+_NO_CARD = "it is a CPU, or stands in for a card"
 
 
 def judge(one: Inspection) -> Iterator[Finding]:
@@ -38,6 +38,8 @@ def judge(one: Inspection) -> Iterator[Finding]:
         yield Finding(one.node.name, "machine", False, problem.what, problem.fix)
     if one.facts and not problems:
         torch = one.torch.torch if one.torch and one.torch.torch else "not known"
+        if one.torch and one.torch.accelerator:
+            torch += f" with {one.torch.accelerator}"
         free = one.facts.disk.free_bytes / 1e9
         what = f"Python {one.facts.python}, torch {torch}, {free:.0f} GB free on disk"
         yield Finding(one.node.name, "machine", True, what)

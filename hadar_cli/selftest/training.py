@@ -16,7 +16,7 @@ from hadar_cli.core.events import DeviceLost, WeightsMerged
 from hadar_cli.core.model import Job, Launch, Mix, Node
 from hadar_cli.runs.store import RunFacts, RunStore, read_journal, read_state
 from hadar_cli.selftest.findings import ALL, Finding
-from hadar_cli.trial.speeds import Measured, measure, measuring, train_exactly
+from hadar_cli.trial.speeds import Measured, measure, measuring, train_exactly, train_together
 from hadar_cli.visits.visit import DEADLINE_S, on_all, tidy, visiting
 from hadar_cli.workloads import CATALOG
 
@@ -50,16 +50,23 @@ def train(nodes: Sequence[Node], devices: Sequence[str]) -> tuple[list[Finding],
 
     speeds: list[Measured] = []
     exact: list[Measured] = []
+    shared: dict[str, Measured | None] = {}  # by node
     try:
         with measuring(nodes, [job]) as executor:
             speeds = measure(executor, job, devices, tick)
             ready = [one.device for one in speeds if one.steps_per_s]
             exact = train_exactly(executor, job, ready, _EXACT_STEPS, tick)
+            for node in nodes:
+                gang = [device.name for device in node.devices if device.name in ready]
+                if len(gang) > 1:
+                    shared[node.name] = None
+                    shared[node.name] = train_together(executor, job, gang, _EXACT_STEPS, tick)
     except _TooLateError:
         pass
     told = {one.device: one for one in (*speeds, *exact)}
     trained = {one.device for one in exact}
     findings = [_trained(device, told.get(device), device in trained) for device in devices]
+    findings += [_shared(node, one) for node, one in shared.items()]
     return findings, sum(one.steps_per_s or 0.0 for one in speeds)
 
 
@@ -69,6 +76,17 @@ def _trained(device: str, one: Measured | None, is_exact: bool) -> Finding:
         return Finding(device, "training", True, f"{what}, at {one.steps_per_s:.3g}/s")
     what = (one and one.problem) or f"it was not done within {_TRAIN_S:.0f} s"
     return Finding(device, "training", False, what, "see its words; hadar check tells more")
+
+
+def _shared(node: str, one: Measured | None) -> Finding:
+    """Of devices that exchange gradients at every step: by NCCL, where all are NVIDIA's."""
+    if one and one.steps_per_s and not one.problem:
+        what = f"its devices shared each of {_EXACT_STEPS} steps, at {one.steps_per_s:.3g}/s"
+        return Finding(node, "shared steps", True, what)
+    what = (one and one.problem) or f"it was not done within {_TRAIN_S:.0f} s"
+    return Finding(
+        node, "shared steps", False, what, "mode: merge in the mix does without; " + _FIX
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,9 @@ def _agrees(keys: list[ShownKey], yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         fix = "compare the fingerprints above with the machines' own, then add --yes"
-        raise InputError("nobody is there to say whether these keys are right", fix=fix)
+        raise InputError(
+            "somebody has to confirm these keys, and there is no terminal to ask on", fix=fix
+        )
     question = "Is this the right key?" if len(keys) == 1 else "Are all of these the right keys?"
     return typer.confirm(question)
 

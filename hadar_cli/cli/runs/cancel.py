@@ -13,7 +13,6 @@ import typer
 from hadar_cli.cli import completion
 from hadar_cli.cli.completion import RunName
 from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, RunsDir, complain, print_json, stderr
-from hadar_cli.cli.records import Cancelled
 from hadar_cli.errors import InputError, UnfinishedError
 
 if TYPE_CHECKING:
@@ -62,6 +61,8 @@ def cancel(
     if outcome == "stopped":
         stderr().print(f"stopped; continue with: hadar resume {name}")
     if as_json:
+        from hadar_cli.cli.records import Cancelled
+
         print_json(dataclasses.asdict(Cancelled(name, outcome)))
 
 

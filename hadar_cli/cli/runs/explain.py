@@ -11,10 +11,10 @@ import typer
 from hadar_cli.cli import completion
 from hadar_cli.cli.completion import ThisRun
 from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, RunsDir, print_json, stdout
-from hadar_cli.cli.records import Explained, Explanation
 from hadar_cli.errors import unknown
 
 if TYPE_CHECKING:
+    from hadar_cli.cli.records import Explanation
     from hadar_cli.core.events import Event
     from hadar_cli.core.state import JobState
     from hadar_cli.report.live.spectator import Spectator
@@ -32,6 +32,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say why jobs wait, why devices are idle, why copies were lost, and what comes next."""
+    from hadar_cli.cli.records import Explained, Explanation
     from hadar_cli.report.format import plain
     from hadar_cli.report.live.spectator import Spectator
     from hadar_cli.runs.store import find_run
@@ -123,6 +124,8 @@ def _losses(number: int, seen: Spectator, happened: list[Event]) -> Iterator[str
 
 
 def _devices(seen: Spectator, happened: list[Event]) -> Iterator[Explanation]:
+    from hadar_cli.cli.records import Explanation
+
     state, wanted = seen.state, _wanted(happened)
     for device in seen.devices:
         copies = [c for j in state.jobs.values() for c in (*j.active.values(), *j.errands.values())]

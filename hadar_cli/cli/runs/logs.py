@@ -19,13 +19,13 @@ from hadar_cli.cli.options import (
     stderr,
     stdout,
 )
-from hadar_cli.cli.records import CopyLog, JobLogs
 from hadar_cli.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from hadar_cli.cli.records import JobLogs
     from hadar_cli.core.model import Job, Node
     from hadar_cli.runs.store import RunFacts, RunStore
     from hadar_cli.visits.visit import Visit
@@ -97,6 +97,7 @@ def _show(answer: JobLogs, printer: _Printer) -> None:
 
 def _read_all(store: RunStore, job: Job, nodes: Sequence[Node], tail: int) -> JobLogs:
     """The last lines of every copy, from all machines at once."""
+    from hadar_cli.cli.records import CopyLog, JobLogs
     from hadar_cli.visits.visit import on_all, visiting
 
     def read(node: Node) -> list[tuple[str, str]]:

@@ -18,39 +18,43 @@ if TYPE_CHECKING:
     from hadar_cli.runs.store import RunStore
 
 
+_Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...",
+        help="Runs by name or directory; the newest by default.",
+        autocompletion=completion.runs,
+    ),
+]
+_Observers = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:field=value,...]",
+        help="Give its curves to tensorboard, wandb or mlflow: what these do not have yet.",
+    ),
+]
+_Page = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Write a page with charts; it needs no network."),
+]
+_Tables = Annotated[
+    Path | None,
+    typer.Option(
+        "--csv", metavar="FILE|DIR", help="Write tables: one file, or a folder of several."
+    ),
+]
+
+
 def report(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...",
-            help="Runs by name or directory; the newest by default.",
-            autocompletion=completion.runs,
-        ),
-    ] = None,
+    runs: _Runs = None,
     runs_dir: RunsDir = DEFAULT_RUNS,
     as_json: AsJson = False,
     every: Annotated[bool, flag("--list", "List all runs, oldest first.")] = False,
     sweep: Annotated[bool, flag("--sweep", "The trials of its sweeps, and the best.")] = False,
-    to: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:field=value,...]",
-            help="Give its curves to tensorboard, wandb or mlflow: what these do not have yet.",
-        ),
-    ] = None,
+    to: _Observers = None,
     follow: Annotated[bool, flag("--follow", "With --to: also what comes, until it ends.")] = False,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Write a page with charts; it needs no network."
-        ),
-    ] = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(
-            "--csv", metavar="FILE|DIR", help="Write tables: one file, or a folder of several."
-        ),
-    ] = None,
+    page: _Page = None,
+    tables: _Tables = None,
 ) -> None:
     """Show what a run achieved: times, steps, quality, and where the time went.
 
@@ -62,7 +66,7 @@ def report(
         _list(runs_dir, as_json)
         return
     if follow and not to:
-        raise InputError("it goes with --to", field="--follow", fix="name an observer: --to NAME")
+        raise InputError("--follow needs --to", field="--follow", fix="name an observer: --to NAME")
     if to:
         _give(runs_dir, runs or [], to, follow)
         return

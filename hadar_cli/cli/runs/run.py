@@ -33,31 +33,38 @@ if TYPE_CHECKING:
     from hadar_cli.runs.store import RunFacts
 
 
+_Policy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:field=value,...]",
+        help="Use this policy, not the mix's.",
+        autocompletion=completion.policies,
+    ),
+]
+_Slot = Annotated[
+    float | None, typer.Option(metavar="SECONDS", min=0.1, help="How long a round lasts.")
+]
+_Seed = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Seed of the order of the data.")
+]
+_DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where the paper's data sets are.")
+]
+_Waits = Annotated[
+    bool, flag("--wait-for-work", "Stay when all is done, for more: hadar add, hadar close.")
+]
+
+
 def run(
     mix: Annotated[Path, typer.Argument(metavar="MIX", help="The batch of jobs, a YAML file.")],
     nodes: NodesFile = DEFAULT_NODES,
     runs_dir: RunsDir = DEFAULT_RUNS,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[:field=value,...]",
-            help="Use this policy, not the mix's.",
-            autocompletion=completion.policies,
-        ),
-    ] = None,
-    slot: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0.1, help="How long a round lasts.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Seed of the order of the data.")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the paper's data sets are.")
-    ] = None,
+    policy: _Policy = None,
+    slot: _Slot = None,
+    seed: _Seed = None,
+    data_dir: _DataDir = None,
     name: Annotated[str | None, typer.Option(metavar="RUN", help="What to call the run.")] = None,
-    wait_for_work: Annotated[
-        bool, flag("--wait-for-work", "Stay when all is done, for more: hadar add, hadar close.")
-    ] = False,
+    wait_for_work: _Waits = False,
     dry_run: Annotated[
         bool, flag("--dry-run", "Show what would run where, and start nothing.")
     ] = False,

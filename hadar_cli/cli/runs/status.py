@@ -21,10 +21,10 @@ from hadar_cli.cli.options import (
     stderr,
     stdout,
 )
-from hadar_cli.cli.records import DeviceStatus, JobStatus, Status
 from hadar_cli.errors import InputError
 
 if TYPE_CHECKING:
+    from hadar_cli.cli.records import DeviceStatus, JobStatus, Status
     from hadar_cli.core.model import Device
     from hadar_cli.core.state import JobState, RunState
     from hadar_cli.report.live.lines import Lines
@@ -74,7 +74,7 @@ def watch(
     from hadar_cli.runs.store import find_run
 
     if port is not None and not web:
-        raise InputError("it goes with --web", field="--port", fix="add --web")
+        raise InputError("--port needs --web", field="--port", fix="add --web")
     store = find_run(runs_dir, run)
     if web:
         _serve(store, port or 0)
@@ -102,13 +102,13 @@ def _show(seen: Spectator) -> None:
     from hadar_cli.report.live.scene import Scene
     from hadar_cli.report.live.screen import frame
 
-    mix, console = seen.facts.mix, stdout()
-    scene = Scene(mix, seen.devices, seen.state, seen.rates, seen.now, guesses=True)
+    facts, console = seen.facts, stdout()
+    scene = Scene(facts, seen.state, seen.rates, seen.now, guesses=True)
     seen.look(scene.happened)
     scene.driven = seen.standing == "running"
     footer = [_way_on(seen)]
-    height = len(seen.devices) + len(mix.jobs) + _AROUND_ROWS + _LOG_ROWS + len(footer)
-    heading = title(seen.facts.id, mix)
+    height = len(seen.devices) + len(facts.mix.jobs) + _AROUND_ROWS + _LOG_ROWS + len(footer)
+    heading = title(facts)
     lines = frame(scene, heading, seen.standing, footer, console.width, height)
     console.print(SegmentLines(lines, new_lines=True), end="")
 
@@ -119,14 +119,14 @@ def _watch(seen: Spectator) -> None:
     from hadar_cli.report.live.live import LiveView
 
     facts = seen.facts
-    view: LiveView | Lines = Lines(facts.mix, seen.devices, sys.stdout)
+    view: LiveView | Lines = Lines(facts, sys.stdout)
     if can_show_live():
-        view = LiveView(facts.id, facts.mix, seen.devices, stdout())
+        view = LiveView(facts, stdout())
     try:
         with view.watch(seen.state, seen.rates, seen.now, guesses=True):
             while True:
                 seen.look(view.happened)
-                view.cast(seen.facts.mix, seen.devices)
+                view.cast(seen.facts)
                 if seen.standing != "running":
                     break
                 view.tick()
@@ -154,6 +154,7 @@ def _way_on(seen: Spectator) -> str:
 
 def read_status(store: RunStore) -> Status:
     """The run at this moment, for ``--json``."""
+    from hadar_cli.cli.records import Status
     from hadar_cli.report.live.spectator import Spectator
 
     seen = Spectator(store)
@@ -173,6 +174,8 @@ def read_status(store: RunStore) -> Status:
 
 
 def _job(state: JobState) -> JobStatus:
+    from hadar_cli.cli.records import JobStatus
+
     return JobStatus(
         state.job.name,
         len(state.done),
@@ -187,6 +190,8 @@ def _job(state: JobState) -> JobStatus:
 
 
 def _device(device: Device, state: RunState, now: float) -> DeviceStatus:
+    from hadar_cli.cli.records import DeviceStatus
+
     if lost := state.lost_devices.get(device.name):
         return DeviceStatus(device.name, device.kind, "lost", why=lost.why)
     for job in state.jobs.values():

@@ -184,7 +184,7 @@ def _require_misleadable(scenario: Scenario, choices: list[tuple[str, PolicyChoi
     for label, choice in choices:
         if policies.create(choice).forks:
             raise InputError(
-                f"{label} knows every step that it hands out",
+                f"{label} forks jobs, so it always knows their length",
                 field="--policy",
                 fix="leave out --noise and --blind, or name policies of gangs: --policy hadar",
             )
@@ -208,13 +208,8 @@ def _read(
 
     if path is None:
         raise InputError("name a trace or a mix", fix="hadar simulate mixes/m5.yaml --policy all")
-    if cluster and nodes:
-        raise InputError("--cluster cannot stand beside --nodes", fix="keep one of the two")
-    if nodes and throughputs:
-        raise InputError(
-            "--throughputs cannot stand beside --nodes, whose speeds are estimated",
-            fix="name the kinds of the table: --cluster v100:20,k80:20",
-        )
+    if nodes:
+        _require_alone(cluster, throughputs)
     require_file(path)
     if throughputs and throughputs.is_dir():
         return _read_sia(path, throughputs, cluster, gpus_per_node, free_sizes)
@@ -244,6 +239,17 @@ def _read(
     else:
         mix = read_mix(path, accelerators=are_accelerators(devices))
     return replace(_fitting(mix, trace, table, devices), nodes=inventory if is_mix else ())
+
+
+def _require_alone(cluster: str | None, throughputs: Path | None) -> None:
+    """An inventory says which devices there are; their speeds are estimated."""
+    if cluster:
+        raise InputError("--cluster cannot stand beside --nodes", fix="keep one of the two")
+    if throughputs:
+        raise InputError(
+            "--throughputs cannot stand beside --nodes, whose speeds are estimated",
+            fix="name the kinds of the table: --cluster v100:20,k80:20",
+        )
 
 
 def _read_sia(

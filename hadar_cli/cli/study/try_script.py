@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,14 +68,18 @@ def try_script(
     checks = trial.run()
     failed = [check for check in checks if check.status is Status.FAILED]
     if as_json:
-        import msgspec
-
-        found = msgspec.to_builtins(checks)
-        print_json({"ok": not failed, "checks": found, "not_looked_at": trial.unseen})
+        _print_json(checks, failed, trial.unseen)
     else:
         console.print(f"  not looked at: {'; '.join(trial.unseen)}", style="dim", highlight=False)
         console.print(_summary(script, launch, failed), highlight=False)
     raise typer.Exit(InputError.exit_code if failed else 0)
+
+
+def _print_json(checks: list[Check], failed: list[Check], unseen: Sequence[str]) -> None:
+    import msgspec
+
+    found = msgspec.to_builtins(checks)
+    print_json({"ok": not failed, "checks": found, "not_looked_at": unseen})
 
 
 def _launch(path: Path, wanted: str | None, args: list[str] | tuple[str, ...]) -> Launch:

@@ -7,12 +7,12 @@ from typing import TextIO
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.throughput import RateModel
-from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Preparing, Progressed
 from hadar_cli.report.format import brief, bytes, duration, listed, plain
 from hadar_cli.report.live.scene import Scene
 from hadar_cli.report.words import describe, total_steps
+from hadar_cli.runs.store import RunFacts
 
 _EVERY_S = 5.0
 STOPPING = (
@@ -38,21 +38,21 @@ def waiting_for(devices: Sequence[str], most_s: float) -> str:
 class Lines:
     """Prints what is worth telling, with the time since the run began."""
 
-    def __init__(self, mix: Mix, devices: list[Device], out: TextIO) -> None:
-        self._mix, self._devices, self._out = mix, devices, out
+    def __init__(self, facts: RunFacts, out: TextIO) -> None:
+        self._facts, self._out = facts, out
         self._prepared_at: dict[str, float] = {}  # when a node's preparation was last told
 
-    def cast(self, mix: Mix, devices: list[Device]) -> None:
+    def cast(self, facts: RunFacts) -> None:
         """Who there is to see from now on."""
-        self._mix, self._devices = mix, devices
+        self._facts = facts
         if hasattr(self, "_scene"):
-            self._scene.mix, self._scene.devices = mix, devices
+            self._scene.cast(facts)
 
     def watch(
         self, state: RunState, rates: RateModel, clock: Callable[[], float], guesses: bool = False
     ) -> Lines:
         """``guesses``: nobody will report progress, as another process drives the run."""
-        self._scene = Scene(self._mix, self._devices, state, rates, clock, guesses)
+        self._scene = Scene(self._facts, state, rates, clock, guesses)
         return self
 
     def __enter__(self) -> Lines:

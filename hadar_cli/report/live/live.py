@@ -5,7 +5,7 @@ It leaves no trace on the screen: when it closes, the log of the run is printed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.throughput import RateModel
-from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Preparing, Progressed
 from hadar_cli.report.format import clock, count, plain
@@ -22,6 +21,7 @@ from hadar_cli.report.live.lines import preparation, waiting_for
 from hadar_cli.report.live.scene import Scene
 from hadar_cli.report.live.screen import frame
 from hadar_cli.report.words import Entry
+from hadar_cli.runs.store import RunFacts
 
 _PAINT_EVERY_S = 0.4  # the head shares its cores with the training it shows
 _ON_LEAVING = 40  # lines of the log
@@ -32,25 +32,33 @@ _WATCHING = ("Ctrl-C closes this view; the run goes on",)
 class LiveView:
     """Watches a run and paints it whenever the loop ticks."""
 
-    def __init__(self, run: str, mix: Mix, devices: list[Device], console: Console) -> None:
-        self._run, self._mix, self._devices = run, mix, devices
+    def __init__(
+        self, facts: RunFacts, console: Console, past: Iterable[events.Event] = ()
+    ) -> None:
+        """``past``: what the run's state holds already when it is first watched."""
+        self._facts, self._past = facts, past
         self._live = Live(console=console, auto_refresh=False, screen=True)
         self._painted_at = 0.0
         self._stopping, self._waiting = False, ""
         self._preparing: dict[str, str] = {}  # nodes that are not ready yet
 
-    def cast(self, mix: Mix, devices: list[Device]) -> None:
+    def cast(self, facts: RunFacts) -> None:
         """Who there is to see from now on."""
-        self._mix, self._devices = mix, devices
+        self._facts = facts
         if hasattr(self, "scene"):
-            self.scene.mix, self.scene.devices = mix, devices
+            self.scene.cast(facts)
 
     def watch(
         self, state: RunState, rates: RateModel, clock: Callable[[], float], guesses: bool = False
     ) -> LiveView:
         """``guesses``: nobody will report progress, as another process drives the run."""
         self._guesses = guesses
-        self.scene = Scene(self._mix, self._devices, state, rates, clock, guesses)
+        if not hasattr(self, "scene"):  # else jobs or nodes have come or gone
+            before = RunState(self._facts.mix.jobs)
+            self.scene = Scene(self._facts, before, rates, lambda: before.now, guesses)
+            for event in before.following(self._past):
+                self.scene.happened(event)
+        self.scene.follow(state, rates, clock)
         self._live.update(self)
         self._live.start()
         return self
@@ -63,7 +71,8 @@ class LiveView:
             return
         self._live.stop()
         news = [entry for entry in self.scene.story if entry.tone != "quiet"]
-        for entry in news[-_ON_LEAVING:]:
+        trouble = [entry for entry in news[:-_ON_LEAVING] if entry.tone == "bad"]
+        for entry in (*trouble[-_ON_LEAVING:], *news[-_ON_LEAVING:]):
             words = Text(f"{clock(entry.t):>7}  {entry.words}", overflow="fold")
             self._live.console.print(words, highlight=False)
 
@@ -100,7 +109,7 @@ class LiveView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         standing = "stopping" if self._stopping else "running"
         width, height = options.max_width, options.height or console.height
-        heading = title(self._run, self._mix)
+        heading = title(self._facts)
         lines = frame(self.scene, heading, standing, self._footer(), width, height)
         for number, line in enumerate(lines):
             if number:
@@ -114,11 +123,14 @@ class LiveView:
             return _WATCHING
         if self._preparing:
             return ("Before training, what jobs need is sent", " · ".join(self._preparing.values()))
+        if self.scene.is_waiting:
+            run = self._facts.id
+            return (f"hadar add {run} MIX brings work; hadar close {run} ends the run",)
         return _PROMISE
 
 
-def title(run: str, mix: Mix) -> str:
-    return f"{mix.name} with {mix.policy.name} · run {run}"
+def title(facts: RunFacts) -> str:
+    return f"{facts.mix.name} with {facts.mix.policy.name} · run {facts.id}"
 
 
 def stopping(scene: Scene, waiting: str = "") -> tuple[str, str]:

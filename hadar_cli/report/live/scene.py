@@ -10,18 +10,28 @@ from itertools import pairwise
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.throughput import RateModel
-from hadar_cli.core.model import Device, Mix
+from hadar_cli.core.model import Device, devices_of
+from hadar_cli.core.reasons import Absence
 from hadar_cli.core.state import JobState, RunState
 from hadar_cli.engine.ports import Progressed
+from hadar_cli.report.format import count
 from hadar_cli.report.live.eta import UNSTEADY, Estimate, Workload, extrapolate
 from hadar_cli.report.live.sparkline import Trail
 from hadar_cli.report.words import Chronicle, Entry
+from hadar_cli.runs.store import RunFacts
 
 WINDOWS = 12  # the recent past, in which paces are measured
 _WINDOW_S = (5.0, 60.0)  # a window is a slot, within these
 _SILENCE_S = 3.0  # a copy that told nothing for longer than this may have stopped
 _LEAST_S = 2.0  # of a pace that says anything
 _REMEMBERED = 500  # entries of the log
+_AWAY = {
+    Absence.AWAITED: "awaited",
+    Absence.AWAY: "away",
+    Absence.TAKEN: "left alone",
+    Absence.UNTOLD: "left alone",
+    Absence.DRAINED: "drained",
+}
 _DOING = {"evaluate": "measuring", "prepare": "preparing"}
 
 
@@ -42,7 +52,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNow:
-    """``doing`` is training, starting, measuring, preparing, idle or lost."""
+    """``doing`` is training, starting, measuring, preparing or idle; or why it is not used: lost,
+    awaited, left alone to others, or drained."""
 
     device: Device
     doing: str
@@ -56,7 +67,7 @@ class DeviceNow:
 
 @dataclass(frozen=True, slots=True)
 class JobNow:
-    """``standing`` is done, training, waiting or coming."""
+    """``standing`` is training, waiting, paused or coming; or how it ended: see JobState."""
 
     name: str
     standing: str
@@ -79,19 +90,18 @@ class Scene:
 
     def __init__(
         self,
-        mix: Mix,
-        devices: list[Device],
+        facts: RunFacts,
         state: RunState,
         rates: RateModel,
         clock: Callable[[], float],
         guesses: bool = False,
     ) -> None:
-        self.mix, self.devices, self.state = mix, devices, state
+        self.cast(facts)
         self.log: deque[Entry] = deque(maxlen=_REMEMBERED)
-        self.window_s = max(_WINDOW_S[0], min(mix.slot_s, _WINDOW_S[1]))
+        self.window_s = max(_WINDOW_S[0], min(self.mix.slot_s, _WINDOW_S[1]))
         self.driven = True  # by a head, now
-        self._rates, self._clock, self._guesses = rates, clock, guesses
-        self._chronicle = Chronicle(state)
+        self._guesses, self._chronicle = guesses, Chronicle(state)
+        self.follow(state, rates, clock)
         self._reports: dict[str, tuple[float, Progressed]] = {}
         self._past: deque[Stretch] = deque()
         self._warm: dict[str, int] = {}  # device -> the job it trained last
@@ -100,6 +110,16 @@ class Scene:
         self._round_began = self._cold_start_s = 0.0
         self._goal: Counter[str] = Counter()  # steps by device, of this round
         self._done: Counter[str] = Counter()
+
+    def cast(self, facts: RunFacts) -> None:
+        """Who there is to see from now on."""
+        self.mix, self.devices = facts.mix, devices_of(facts.nodes)
+        self.waits_for_work = facts.waits_for_work
+
+    def follow(self, state: RunState, rates: RateModel, clock: Callable[[], float]) -> None:
+        """Goes on with another fold of the same run: what was heard before stays."""
+        self.state = self._chronicle.state = state
+        self._rates, self._clock = rates, clock
 
     # -- what it hears -----------------------------------------------------------------------
 
@@ -178,6 +198,23 @@ class Scene:
     def slot_left(self, now: float | None = None) -> float:
         now = self.now if now is None else now
         return max(0.0, self._round_began + self.mix.slot_s - now)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has nothing to do until somebody brings work."""
+        state = self.state
+        is_idle = not state.unfinished and not state.unmeasured
+        return self.waits_for_work and is_idle and not state.is_closed
+
+    def ahead(self, left: Estimate) -> str:
+        """What comes next, in a word or two."""
+        state = self.state
+        if state.unfinished:
+            return f"{left} to go"
+        if not self.is_waiting:
+            return "last evaluations"
+        paused = sum(job.is_paused for job in state.resting)
+        return f"waits for work, {count(paused, 'job')} paused" if paused else "waits for work"
 
     def steps_done(self, job: JobState) -> int:
         """Committed, handed in, and done by copies under way."""
@@ -263,8 +300,8 @@ class Scene:
         self, device: Device, copy: events.CopyStarted | None, busy: tuple[float, ...]
     ) -> DeviceNow:
         name = device.name
-        if name in self.state.lost_devices:
-            return DeviceNow(device, "lost", busy=busy)
+        if lost := self.state.lost_devices.get(name):
+            return DeviceNow(device, _AWAY.get(lost.reason, "lost"), busy=busy)
         done = self._done[name]
         goal = max(done, self._goal[name])
         if copy is None:
@@ -301,7 +338,7 @@ class Scene:
         for stretch in self._stretches():
             for i, (begin, end) in enumerate(windows):
                 overlap = min(end, stretch.end) - max(begin, stretch.begin)
-                if overlap > 0:
+                if overlap > 0 and stretch.device in trained:  # it may have been left since
                     trained[stretch.device][i] += overlap / (end - begin)
         return {device: tuple(min(1.0, x) for x in shares) for device, shares in trained.items()}
 
@@ -310,10 +347,10 @@ class Scene:
 
     def _job(self, job: JobState, run_left: Estimate) -> JobNow:
         standing, at, left = "waiting", job.finished_at, None
-        if job.failed:
-            standing = "failed"
-        elif job.is_trained:
-            standing = "done"
+        if job.ending:
+            standing = job.ending
+        elif job.is_paused:
+            standing = "paused"
         elif job.job.arrives_s > self.now:
             standing, at = "coming", job.job.arrives_s
         elif self.driven:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 
-from hadar_cli.report.format import NOTHING, bar, brief, clock, figures, fit
+from hadar_cli.report.format import NOTHING, bar, brief, clock, figures, fit, fit_name
 from hadar_cli.report.live.eta import Estimate
 from hadar_cli.report.live.scene import DeviceNow, JobNow, Scene
 from hadar_cli.report.live.sparkline import heat, sparkline
@@ -21,6 +22,7 @@ _LEAST_LOG = 3  # rows
 _LEAST_QUIET = 2
 _BOLD, _DIM = Style(bold=True), Style(dim=True)
 _TONES = {"bad": Style(color="red"), "good": Style(color="green"), "quiet": _DIM, "": None}
+_ENDINGS = {"done": _TONES["good"], "cut": _TONES["bad"], "failed": _TONES["bad"]}
 # Blue is cold: from these shares of training on, a device is warmer.
 _WARMTH = ((0.85, Style(color="green")), (0.5, Style(color="yellow")), (0.0, Style(color="blue")))
 
@@ -74,12 +76,13 @@ def frame(
 
 def _headline(scene: Scene, title: str, standing: str, left: Estimate, width: int) -> Line:
     words, ending = [title], f"{clock(scene.now)} so far"
-    if standing == "running":
+    if standing == "running" and scene.is_waiting:
+        ending += f" · {scene.ahead(left)}"
+    elif standing == "running":
         words.append(f"round {scene.state.round}")
         if slot_left := scene.slot_left():
             words[-1] += f", {brief(slot_left)} left"
-        to_go = f"{left} to go" if scene.state.unfinished else "last evaluations"
-        ending += f" · {to_go}"
+        ending += f" · {scene.ahead(left)}"
     else:
         words.append(standing)
     beginning = fit(" · ".join(words), width)
@@ -106,7 +109,7 @@ def _device_lines(
     grid = Grid(_DEVICES, width)
     shown = devices
     if len(devices) > rows:
-        shown = sorted(devices, key=lambda d: (d.doing == "idle", d.doing == "lost"))[: rows - 1]
+        shown = sorted(devices, key=lambda d: (d.doing == "idle", not d.job))[: rows - 1]
     lines = [grid.titles(_BOLD), *(grid.row(_device_cells(d, colours)) for d in shown)]
     if hidden := len(devices) - len(shown):
         idle = sum(d.doing == "idle" for d in devices) - sum(d.doing == "idle" for d in shown)
@@ -126,7 +129,7 @@ def _device_cells(now: DeviceNow, colours: dict[str, Style]) -> dict[str, Cell |
         "": Cell(_percent(busy), warmth),
     }
     if now.job:
-        cells["TRAINS"] = Cell(now.job, colours.get(now.job))
+        cells["TRAINS"] = Cell(partial(fit_name, now.job), colours.get(now.job))
     if now.doing in ("training", "idle") and now.goal:
         cells["THIS ROUND"] = Cell(_bar(now.steps / now.goal), colours.get(now.job or ""))
         cells["STEPS"] = f"{_count(now.steps)}/{_count(now.goal)}"
@@ -152,8 +155,9 @@ def _job_lines(
     grid = Grid(_JOBS, width)
     shown = jobs
     if len(jobs) > rows:
-        order = ("training", "failed", "waiting", "coming", "done")
-        shown = sorted(jobs, key=lambda job: order.index(job.standing))[: rows - 1]
+        order = ("training", "failed", "cut", "waiting", "paused", "coming")
+        places = {standing: place for place, standing in enumerate(order)}
+        shown = sorted(jobs, key=lambda job: places.get(job.standing, len(order)))[: rows - 1]
     lines = [grid.titles(_BOLD), *(grid.row(_job_cells(job, colours, now)) for job in shown)]
     if hidden := len(jobs) - len(shown):
         done = sum(j.standing == "done" for j in jobs) - sum(j.standing == "done" for j in shown)
@@ -165,7 +169,7 @@ def _job_cells(job: JobNow, colours: dict[str, Style], now: float) -> dict[str, 
     share = job.steps / job.target if job.target else 1.0
     loss = job.losses[-1] if job.losses else None
     return {
-        "JOB": Cell(job.name, colours.get(job.name)),
+        "JOB": Cell(partial(fit_name, job.name), colours.get(job.name)),
         "PROGRESS": Cell(_bar(share), colours.get(job.name)),
         "": _percent(share),
         "STEPS": f"{_count(job.steps)}/{_count(job.target)}",
@@ -187,12 +191,11 @@ def _way(job: JobNow) -> str:
 
 def _job_left(job: JobNow, now: float) -> Cell | str:
     match job.standing:
-        case "done" if job.steps < job.target:  # its max_duration was over
-            return Cell(f"cut {clock(job.at)}" if job.at else "cut", _TONES["bad"])
-        case "done":
-            return Cell(f"done {clock(job.at)}" if job.at else "done", _TONES["good"])
-        case "failed":
-            return Cell("failed", _TONES["bad"])
+        case "done" | "cut" | "stopped" | "dropped":
+            told = f"{job.standing} {clock(job.at)}" if job.at else job.standing
+            return Cell(told, _ENDINGS.get(job.standing, _DIM))
+        case "failed" | "cancelled" | "paused":
+            return Cell(job.standing, _ENDINGS.get(job.standing, _DIM))
         case "coming":
             return Cell(f"in {brief((job.at or now) - now)}", _DIM)
         case "waiting" if not job.left:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hadar_cli.core.estimates.gangs import speeds_seen
-from hadar_cli.core.events import CopyFinished, Event, HeadStarted, RunStopped
+from hadar_cli.core.events import CopyFinished, Event, HeadStarted, JobsAdded, RunStopped
 from hadar_cli.core.model import devices_of
 from hadar_cli.core.state import RunState
 from hadar_cli.runs.store import RunStore, contradictions_of, read_journal
@@ -64,12 +64,12 @@ class Spectator:
         self._heard += 1
         self._last = event
         self.state.apply(event)
-        if isinstance(event, HeadStarted) and event.goes_on:
+        if isinstance(event, JobsAdded) or (isinstance(event, HeadStarted) and event.goes_on):
             self._look_anew()
         if isinstance(event, CopyFinished) and "rates" in self.__dict__:
             started = self.state.started[event.attempt]
-            for device, steps, seconds in speeds_seen(started, event):
-                self.rates.observe(started.job, device, steps, seconds)
+            for device, *seen in speeds_seen(started, event):
+                self.rates.observe(started.job, device, *seen)
 
     def _look_anew(self) -> None:
         """Jobs or nodes have come or gone."""

@@ -28,6 +28,7 @@ _ROOM_FOR_LETTER = 0.02
 _MOST_LINES = 60
 _MOST_NUMBERS = 14
 AROUND, LOST = "start, transfer, evaluate", "lost"
+_DEVICE_HIGH, _BELOW, _NAMES_A_ROW = 44, 46, 5  # pixels, pixels, about so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +63,24 @@ def gantt(
     data.append(_letters(bars, place, clock, until))
     lines, numbers = _rounds(timeline, clock, until)
     devices = [label(device, 16) for device in timeline.spans]
+    bars_high, names_high = _DEVICE_HIGH * len(devices), 20 * (len(jobs) // _NAMES_A_ROW)
+    frame = layout(
+        150 + bars_high + names_high,
+        clock.axis(until) | {"showgrid": False},
+        axis(type="category", categoryorder="array", categoryarray=devices[::-1]),
+        barmode="overlay",
+        bargap=0.25,
+        shapes=lines,
+        annotations=numbers,
+        margin={"l": 8, "r": 12, "t": 26, "b": 8},
+    )
+    frame["legend"]["y"] = -_BELOW / max(1, bars_high)  # below the axis and its title
     return Figure(
         id,
         title,
         _words(timeline, len(jobs)),
         data,
-        layout(
-            150 + 44 * len(devices),
-            clock.axis(until) | {"showgrid": False},
-            axis(type="category", categoryorder="array", categoryarray=devices[::-1]),
-            barmode="overlay",
-            bargap=0.25,
-            shapes=lines,
-            annotations=numbers,
-            margin={"l": 8, "r": 12, "t": 26, "b": 8},
-        ),
+        frame,
         ("device", "job", "trained", "of the time", "stretches"),
         _rows(timeline, jobs),
         "Letters are jobs. Dotted lines begin rounds, numbered above.",

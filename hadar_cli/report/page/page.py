@@ -150,7 +150,7 @@ def _tiles(summary: RunSummary, costs: RunCosts | None) -> Iterator[str]:
     finished = summary.state == "finished"
     against = f"{summary.ttd_s / bound:.2f} × lower bound {duration(bound)}" if bound else ""
     yield tile("TTD", duration(summary.ttd_s), against if finished else "so far")
-    done = sum(job.jct_s is not None for job in summary.jobs)
+    done = sum(job.steps_done == job.steps_target for job in summary.jobs)
     failed = sum(job.failed is not None for job in summary.jobs)
     jobs = f"{done} of {count(len(summary.jobs), 'job')} done" + (
         f", {failed} failed" * bool(failed)

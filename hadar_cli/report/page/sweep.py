@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hadar_cli.core.measures.sweeps import Point, SweepSummary, TrialSummary
-from hadar_cli.report.format import count, duration, figures, plain
+from hadar_cli.report.format import count, duration, figures, percent, plain
 from hadar_cli.report.page.figure import Clock, Figure, Trace, axis, colour, label, layout
 
 _PALE = "rgba(128,128,128,0.45)"
@@ -15,8 +15,10 @@ _WIDE = 30.0  # times the smallest: then a logarithm shows more
 
 
 def of_sweep(sweep: SweepSummary, place: int, ends_at: float) -> Iterator[Figure]:
-    """Parallel coordinates, then two charts of the metric."""
+    """Parallel coordinates, then two charts of the metric, if anybody reported it."""
     yield _parallel(sweep, place)
+    if not any(trial.points for trial in sweep.trials):
+        return
     metric = label(sweep.metric or "metric")
     clock = Clock.lasting(ends_at)
     steps = axis("counted steps")
@@ -30,10 +32,12 @@ def _parallel(sweep: SweepSummary, place: int) -> Figure:
     """Drawn with plain lines: plotly's own parallel coordinates need WebGL, which many lack."""
     params = list(dict.fromkeys(key for trial in sweep.trials for key in trial.params))
     judged = [trial for trial in sweep.trials if trial.value is not None]
+    shown = judged or sweep.trials
     metric = label(sweep.metric or "metric")
-    scales = [_Scale.of(label(p), [trial.params.get(p) for trial in judged]) for p in params]
-    scales.append(_Scale.of("steps", [trial.steps for trial in judged]))
-    scales.append(_Scale.of(metric, [trial.value for trial in judged], sweep.higher_is_better))
+    scales = [_Scale.of(label(p), [trial.params.get(p) for trial in shown]) for p in params]
+    scales.append(_Scale.of("steps", [trial.steps for trial in shown]))
+    if judged:
+        scales.append(_Scale.of(metric, [trial.value for trial in judged], sweep.higher_is_better))
     data: list[Trace] = [
         {
             "type": "scatter",
@@ -44,20 +48,19 @@ def _parallel(sweep: SweepSummary, place: int) -> Figure:
             "line": _line(trial, sweep),
             "hovertemplate": f"{label(trial.name)}<extra></extra>",
         }
-        for number, trial in enumerate(judged)
+        for number, trial in enumerate(shown)
     ]
     share = sweep.steps / sweep.steps_of_full_training
     best = f", best {plain(sweep.best, 64)}" if sweep.best else ""
-    says = (
-        f"{count(len(sweep.trials), 'trial')} with {share:.0%} of the steps of training all{best}"
-    )
+    says = f"{count(len(sweep.trials), 'trial')}, {percent(share)} of the steps of training all"
+    means = "better is up on the last axis" if judged else f"no trial reported {metric!r}"
     x_axis = axis("", tickvals=list(range(len(scales))), ticktext=[one.name for one in scales])
     shape = layout(360, x_axis, axis("", visible=False, range=[-0.12, 1.12]), showlegend=False)
     shape["annotations"] = [note for i, one in enumerate(scales) for note in one.ends(i)]
     return Figure(
         f"sweep-{place}",
         f"Sweep {plain(sweep.sweep, 40)}",
-        f"{says}. Every line is a trial; better is up on the last axis",
+        f"{says}{best}. Every line is a trial; {means}",
         data,
         shape,
         ("trial", *params, "steps", sweep.metric or "metric", "standing"),
@@ -144,4 +147,5 @@ def _lines(
     kind = {"type": "log"} if spans else {"nticks": 6, "tickformat": ".3~g"}
     y_axis = axis(label(sweep.metric or "metric"), **kind)
     shape = layout(320, x_axis, y_axis, showlegend=False)
-    return Figure(number, title, title, data, shape, ("trial", "steps", "time", "value"), rows)
+    says = "A point is a measurement; the best trial is thick, those that were dropped are pale"
+    return Figure(number, title, says, data, shape, ("trial", "steps", "time", "value"), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 from typing import TypeAlias
 
 from rich.console import Console, RenderableType
@@ -44,6 +45,8 @@ def _parts(results: Sequence[PolicyResult], devices: int, width: int) -> Iterato
     yield Text(remark, "dim", no_wrap=True, overflow="ellipsis")
     if any(result.worst_rho is not None for result in results):
         yield Text(_fairness(results), "dim")
+    if any(result.user_rho for result in results):
+        yield Text(_fairness_to_users(results), "dim")
     if any(result.policy.startswith("gavel") for result in results):
         yield Text(_ON_GAVEL, "dim")
     for result in results:
@@ -74,6 +77,17 @@ def _fairness(results: Sequence[PolicyResult]) -> str:
         if result.worst_rho is not None
     ]
     return f"finish-time fairness, worst ρ (jobs beyond 1): {', '.join(found)}"
+
+
+def _fairness_to_users(results: Sequence[PolicyResult]) -> str:
+    found = []
+    for result in results:
+        if result.user_rho:
+            worst = max(result.user_rho, key=lambda user: result.user_rho[user])
+            beyond = percent(fmean(rho > 1 for rho in result.user_rho.values()))
+            told = f"{result.user_rho[worst]:.2f} of {plain(worst, 32)} ({beyond})"
+            found.append(f"{plain(result.policy, 32)} {told}")
+    return f"by user, worst mean ρ (users beyond 1): {', '.join(found)}"
 
 
 def _comparison(results: Sequence[PolicyResult], width: int) -> Table:

@@ -30,7 +30,7 @@ from hadar_cli.report.terminal.tables import name, table
 from hadar_cli.report.ways import way_words, why_words
 
 _WIDEST = 120
-_ROOMY = 106  # columns from which the tables show everything
+_ROOMY, _ROOMIEST = 106, 118  # columns from which the tables show more, and everything
 _NOTES = 12
 _MOST_WAYS = 12  # jobs
 _COSTS = 12  # jobs whose share is shown
@@ -202,9 +202,11 @@ def _legend(seconds: dict[str, float], total: float, width: int) -> Iterator[Tex
 
 def _jobs(jobs: tuple[JobSummary, ...], width: int) -> Table:
     roomy = width >= _ROOMY
-    titles = ["~", "~job", ">JCT", ">steps", ">effective", "metric", ">untrained", ">trained"]
+    titles = ["", "~job", ">JCT", ">steps", ">effective", "metric", ">untrained", ">trained"]
     titles += [">loss", ">copies", ">merges", ">speed-up"] if roomy else []
-    has_bytes = roomy and any(job.bytes_in for job in jobs)  # simulated copies hand in nothing
+    has_bytes = width >= _ROOMIEST and any(
+        job.bytes_in for job in jobs
+    )  # simulated copies hand in nothing
     titles += [">a merge"] if has_bytes else []
     rows = table(*titles, gap=2 if roomy else 1)
     for i, job in enumerate(jobs):
@@ -227,8 +229,9 @@ def _jobs(jobs: tuple[JobSummary, ...], width: int) -> Table:
 
 
 def _ways(jobs: tuple[JobSummary, ...]) -> Iterator[Text]:
-    """How each job used the devices, where there was a choice: else nobody wonders."""
+    """How each job used the devices, where hadar had a choice: else nobody wonders."""
     told = [(i, job.ways) for i, job in enumerate(jobs) if job.ways]
+    told = [(i, ways) for i, ways in told if ways.decided_by != "mix"]
     if all(ways.decided_by == "policy" for _, ways in told):
         return
     for i, ways in told[:_MOST_WAYS]:

@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hadar_cli.core.measures.sweeps import SweepSummary, TrialSummary
-from hadar_cli.report.format import count, figures, plain
+from hadar_cli.report.format import count, figures, percent, plain
 from hadar_cli.report.terminal.tables import measured, name, table
 
 _STYLES = {"done": "green", "training": "cyan", "failed": "red", "cancelled": "yellow"}
@@ -24,7 +24,7 @@ def show(sweeps: Sequence[SweepSummary], models: Path, console: Console) -> None
 
 def _parts(sweep: SweepSummary, models: Path) -> Iterator[RenderableType]:
     share = sweep.steps / sweep.steps_of_full_training
-    trained = f"{sweep.steps:,} of {sweep.steps_of_full_training:,} steps, {share:.0%}"
+    trained = f"{sweep.steps:,} of {sweep.steps_of_full_training:,} steps, {percent(share)}"
     yield Text.assemble(
         ("\n sweep ", "dim"),
         (plain(sweep.sweep, 40), "bold"),

@@ -29,9 +29,7 @@ class Moments:
         self._lock = threading.Lock()
         self._seen = Spectator(store)
         seen = self._seen
-        self._scene = Scene(
-            seen.facts.mix, seen.devices, seen.state, seen.rates, seen.now, guesses=True
-        )
+        self._scene = Scene(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
         self._looked_at = float("-inf")
         self._moment: tuple[str, dict[str, object]] = ("", {})
 
@@ -54,7 +52,7 @@ class Moments:
             if time.monotonic() >= self._looked_at + _SHORTEST_S:
                 seen, scene = self._seen, self._scene
                 seen.look(scene.happened)
-                scene.mix, scene.devices = seen.facts.mix, seen.devices
+                scene.cast(seen.facts)
                 scene.driven = seen.standing == "running"
                 self._moment = parts(read_record(self._store), "".join(self._present()))
                 self._looked_at = time.monotonic()
@@ -65,8 +63,8 @@ class Moments:
         if not self._scene.driven:
             return
         left = self._scene.left()
-        ending = f"{left} to go" if self._scene.state.unfinished else "last evaluations"
-        told = f"round {self._scene.state.round}, {clock(self._scene.now)} so far, {ending}"
+        so_far = f"round {self._scene.state.round}, {clock(self._scene.now)} so far"
+        told = f"{so_far}, {self._scene.ahead(left)}"
         jobs = "".join(_job(job) for job in self._scene.job_rows(left))
         devices = "".join(_device(device) for device in self._scene.device_rows())
         yield section(
