@@ -85,6 +85,7 @@ def test_jobs_and_nodes_come_and_go_while_heads_are_killed(lab):
     assert process.wait(timeout=PATIENCE_S) == 0, process.stderr.read()
 
     report = json.loads(ask(lab, "report", "queue", "--json"))
+    assert report["forecast"] is None, "it was of other jobs"
     done = {job["name"]: (job["steps_done"], job["steps_target"]) for job in report["jobs"]}
     assert done["long"] == (500, 500) and done["more"] == (400, 400)
     assert done["bad"][0] < done["bad"][1]

@@ -22,7 +22,7 @@ COMMANDS = [
     ("status", ["status"]),
     ("explain", ["explain", "three"]),
     ("logs", ["logs", "two", "--run", "one"]),
-    ("request", ["priority", "three", "job-0", "2"]),
+    ("request", ["priority", "three", "job-0", "-2"]),
     ("cancel", ["cancel", "one"]),
     ("report-sweep", ["report", "four", "--sweep"]),
     ("report-list", ["report", "--list"]),

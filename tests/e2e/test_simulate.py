@@ -119,7 +119,10 @@ def test_bad_lines_are_reported_and_the_rest_is_used(desk: Path) -> None:
         (("jobs.csv", "--cluster", "v100:1", "--free-sizes"), "needs Sia's profiles"),
         (("jobs.csv", "--cluster", "v100:1", "--throughputs", "."), "holds no profiles"),
         (("jobs.csv", "--cluster", "v100:1", "--blind", "--noise", "0.5"), "--noise"),
-        (("jobs.csv", "--cluster", "v100:1", "--blind", "--policy", "hadare"), "hadare knows"),
+        (
+            ("jobs.csv", "--cluster", "v100:1", "--blind", "--policy", "hadare"),
+            "hadare forks jobs, so it always knows",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_a_way_out(

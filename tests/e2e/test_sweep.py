@@ -37,7 +37,7 @@ def test_a_sweep_ends_with_its_best_model(tmp_path):
     assert trials["fit-RATE0.05"]["promoted_at"] == [10, 30]
     assert (tmp_path / "runs" / "sweep" / "models" / "fit-RATE0.05.safetensors").exists()
     told = ask(tmp_path, "report", "sweep", "--sweep")
-    assert "fit-RATE0.05.safetensors" in told and "39% of training all" in " ".join(told.split())
+    assert "fit-RATE0.05.safetensors" in told and "38.9 % of training all" in " ".join(told.split())
     ask(tmp_path, "report", "sweep", "--html", "page.html")
     assert "Sweep fit" in (tmp_path / "page.html").read_text()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.faults import table
 from tests.faults.engines import PLACES, strike_all
+from tests.faults.real import REAL
 from tests.faults.sections import Findings, Size, load
 from tests.faults.world import run_schedule
 
@@ -24,7 +25,7 @@ def main() -> int:
     options = _parser().parse_args()
     if options.seed is not None:
         return _repeat(options.seed)
-    size = Size(options.full, options.first_seed, options.processes)
+    size = Size(options.full, options.first_seed, options.processes, options.scenario)
     if options.into:
         options.into.write_bytes(pickle.dumps(load()[options.only[0]].run(size)))
         return 0
@@ -32,7 +33,8 @@ def main() -> int:
     if options.engine:
         findings = {name: strike_all(name) for name in options.engine}
     else:
-        findings = _run_all(options.only or _sections(size), size)
+        chosen = [REAL] if options.scenario else options.only or _sections(size)
+        findings = _run_all(chosen, size)
     for name, found in findings.items():
         table.print_details(name, found, options.table)
     print(table.rows(findings))
@@ -52,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="run this one schedule again")
     parser.add_argument("--first-seed", type=int, default=1, help="begin with this one")
     parser.add_argument("--only", action="append", choices=load(), help="run this section")
+    parser.add_argument("--scenario", default="", help="real faults whose names have this in them")
     parser.add_argument("--engine", action="append", choices=PLACES, help="faults behind this one")
     parser.add_argument("--table", action="store_true", help="print the table, and no details")
     parser.add_argument("-j", "--processes", type=int, default=os.cpu_count() or 1)
@@ -82,6 +85,7 @@ def _run_apart(name: str, size: Size, directory: Path) -> Findings:
     into = directory / name.replace(" ", "-")
     words = ["--only", name, "--into", str(into), "--first-seed", str(size.seed)]
     words += ["-j", str(size.processes), *(["--full"] if size.is_full else [])]
+    words += ["--scenario", size.scenario]
     began = time.monotonic()
     code = subprocess.run([sys.executable, "-m", "tests.faults", *words], check=False).returncode
     took = time.monotonic() - began

@@ -283,8 +283,9 @@ def recount_all(recount: Recount, journal: list[events.Event], jobs: tuple[Job, 
 def check_fails_alone(world: World, job: int) -> bool:
     """Whether the run ended for want of this job, which had failed; the others then have ended."""
     journal = read_journal(world.store.journal_path)
-    heads = [at for at, event in enumerate(journal) if isinstance(event, events.HeadStarted)]
-    failed = {e.job for e in journal[heads[-1] :] if isinstance(e, events.JobFailed)}
+    heads = (at for at, event in enumerate(journal) if isinstance(event, events.HeadStarted))
+    last = max(heads, default=0)  # the disk may have been full before the first one's word
+    failed = {e.job for e in journal[last:] if isinstance(e, events.JobFailed)}
     if job not in failed:
         return False
     done = check_journal(world).done

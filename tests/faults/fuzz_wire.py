@@ -101,7 +101,7 @@ FACTS = {
     "gpus": [{**GPU, "pcie": 4}, {**GPU, "index": 1, "model": "Unknown 9", "pcie": None}],
     "gpu_problem": None,
 }
-TORCH = {"torch": "2.4", "safetensors": "0.4", "cuda": "12.1", "problem": None}
+TORCH = {"torch": "2.4", "safetensors": "0.4", "accelerator": "CUDA 12.1", "problem": None}
 KERNELS = {"kernels": [{"index": 0, "problem": None}, {"index": 1, "problem": "computes wrongly"}]}
 LEFT = {"bytes": 5, "processes": 1, "code_bytes": 2, "runs": []}
 ERRORS = ["error", "superseded"]

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from tests.faults.checker import demand
 from tests.faults.real_clocks import clocks
 from tests.faults.real_disks import disks
-from tests.faults.real_faults import NODE_S, STAGES, Fault, find, kill, kill_head, stop
+from tests.faults.real_faults import STAGES, Fault, cut, find, kill, kill_head, reset, stop
+from tests.faults.real_gangs import gangs
 from tests.faults.real_gpus import gpus
 from tests.faults.real_links import odd_links
 from tests.faults.real_networks import networks
@@ -27,7 +28,7 @@ NOISE = "echo -n 'Welcome! '; echo '{\"answer\": 1}'; echo '@hadarly'; echo mail
 def scenarios(is_full: bool = False) -> list[Scenario]:
     slow = [*slow_phases(), *large_checkpoints(is_full)]
     odd = [*machines(), *gpus(), *slow, *odd_links(is_full), *networks(), *torchless()]
-    return [*kills(), *hangs(), *links(), *nodes(), *clocks(), *odd]
+    return [*kills(), *hangs(), *links(), *nodes(), *clocks(), *gangs(is_full), *odd]
 
 
 def kills() -> list[Scenario]:
@@ -74,24 +75,6 @@ def links() -> list[Scenario]:
         Scenario("flapping link, then no listener", (flap("training"), refuse("training"))),
         Scenario("slow link", (slow("start"),)),
     ]
-
-
-def cut(stage: str, lasts_s: float) -> Fault:
-    """Nothing passes, and nobody is told."""
-
-    def strike(run: RealRun) -> bool:
-        run.site.link.is_cut = True
-        return True
-
-    def mend(run: RealRun) -> None:
-        run.site.link.is_cut = False
-
-    within_s = NODE_S if lasts_s > NODE_S else None
-    return Fault(f"link cut for {lasts_s:.0f} s", strike, stage, mend, lasts_s, within_s)
-
-
-def reset(stage: str) -> Fault:
-    return Fault("connections reset", lambda run: run.site.link.reset(), stage)
 
 
 def flap(stage: str) -> Fault:
@@ -161,6 +144,7 @@ def reboot(stage: str) -> Fault:
     strangers: list[subprocess.Popen[bytes]] = []
 
     def strike(run: RealRun) -> int:
+        find(run, "agent")
         killed = len(run.site.node.sessions())
         run.site.lab.stop(run.site.victim)
         for path in run.site.node.home.glob(".hadar/runs/*/*/workers/*/worker.json"):

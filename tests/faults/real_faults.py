@@ -108,7 +108,7 @@ def _merges(run: RealRun, of_victim: bool) -> list[tuple[float, set[str]]]:
     """When copies on the victim, or elsewhere, were counted, and which."""
     started = [seen.event for seen in run.seen if isinstance(seen.event, events.CopyStarted)]
     victim = run.site.victim
-    mine = {copy.attempt for copy in started if (copy.device == victim) is of_victim}
+    mine = {copy.attempt for copy in started if (victim in copy.devices) is of_victim}
     merges = [(s.at, s.event) for s in run.seen if isinstance(s.event, events.WeightsMerged)]
     found = [(at, mine & set(event.accepted)) for at, event in merges]
     return [(at, counted) for at, counted in found if counted]
@@ -224,3 +224,24 @@ def find(run: RealRun, who: str) -> list[int]:
 def _signal(run: RealRun, who: str, signum: int) -> int:
     find(run, who)
     return run.site.signal_all(who, signum)
+
+
+# -- links ---------------------------------------------------------------------------------------
+
+
+def cut(stage: str, lasts_s: float) -> Fault:
+    """Nothing passes, and nobody is told."""
+
+    def strike(run: RealRun) -> bool:
+        run.site.link.is_cut = True
+        return True
+
+    def mend(run: RealRun) -> None:
+        run.site.link.is_cut = False
+
+    within_s = NODE_S if lasts_s > NODE_S else None
+    return Fault(f"link cut for {lasts_s:.0f} s", strike, stage, mend, lasts_s, within_s)
+
+
+def reset(stage: str) -> Fault:
+    return Fault("connections reset", lambda run: run.site.link.reset(), stage)

@@ -11,13 +11,15 @@ away and all the memory it may have. ``~/habits.json`` of a node may change it t
     hole_mb                      so many megabytes more in its checkpoints, none on the disk
     batch_mb                     of GPU memory that a whole batch takes, beside 1 GB for the weights
 
-GPU memory is what the node's nvidia-smi says: see scripted_gpus.py.
+GPU memory is what the node's nvidia-smi says: see scripted_gpus.py. As a member of a gang it waits
+for the others before every step, and stops when one of them does.
 """
 
 import json
 import os
 import resource
 import signal
+import socket
 import struct
 import sys
 import time
@@ -26,6 +28,7 @@ from pathlib import Path
 
 FLOATS = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
 left: list[int] = []
+undone: list[int] = []  # of the last order's steps
 try:
     habits = json.loads((Path.home() / "habits.json").read_text())
 except OSError:
@@ -113,7 +116,49 @@ def tell(order: dict[str, str], done: int, began: float, phase: str = "") -> flo
     return now
 
 
-def follow(order: dict[str, str], weights: array) -> bool:
+class Gang:
+    """The other members, by way of rank 0. One who is gone ends all of them."""
+
+    def __init__(self, order: dict[str, str]) -> None:
+        self.name, self.is_first = order["HADAR_GANG"], order["HADAR_RANK"] == "0"
+        host, port = order["HADAR_MEETS_AT"].removeprefix("tcp://").split(":")
+        if self.is_first:
+            with socket.create_server((host, int(port))) as door:
+                others = range(int(order["HADAR_GANG_SIZE"]) - 1)
+                self.others = [door.accept()[0] for _ in others]
+            return
+        while True:
+            try:
+                self.others = [socket.create_connection((host, int(port)))]
+                return
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+
+    def is_over(self, wish: bool) -> bool:
+        """Whether anybody wants to stop: rank 0 hears it of all, and tells all."""
+        if not self.is_first:
+            self._tell(wish)
+        wish = any([wish, *(self._hear(other) for other in self.others)])
+        if self.is_first:
+            self._tell(wish)
+        return wish
+
+    def _tell(self, wish: bool) -> None:
+        try:
+            for other in self.others:
+                other.sendall(b"01"[wish : wish + 1])
+        except OSError:
+            sys.exit("MemberLost: one does not listen")
+
+    def _hear(self, other: socket.socket) -> bool:
+        try:
+            word = other.recv(1)
+        except OSError:
+            word = b""
+        return word == b"1" if word else sys.exit("MemberLost: one says nothing any more")
+
+
+def follow(order: dict[str, str], weights: array, gang: Gang | None) -> bool:
     """Trains, hands in, and says whether to stay."""
     began, at = time.monotonic(), float(order["HADAR_ISSUED_AT"])
     deadline, told, evaluated = at + float(order["HADAR_SECONDS_LEFT"]), 0.0, {}
@@ -122,10 +167,13 @@ def follow(order: dict[str, str], weights: array) -> bool:
         time.sleep(SLOW["evaluate"])
         evaluated = {"evaluation": {"accuracy": 0.5}}
     start_s = time.monotonic() - began
-    steps, done = steps_of(order), 0
+    steps, done, inherits = steps_of(order), 0, order.get("HADAR_INHERITS") == "1"
+    if inherits:
+        steps = sorted(undone + steps)
     for step in steps:
         now = time.monotonic()
-        if left or (now > deadline - 0.1 and (done or STEP_S < 1)):
+        is_over = bool(left or (now > deadline - 0.1 and (done or STEP_S < 1)))
+        if gang.is_over(is_over) if gang else is_over:
             break
         if now > told + 0.1:
             told = tell(order, done, began, "train" if STEP_S > 1 else "")
@@ -135,8 +183,12 @@ def follow(order: dict[str, str], weights: array) -> bool:
             exhaust_memory()
         time.sleep(STEP_S)
         weights[step % FLOATS] += 1.0 + step / 1000
-        os.write(trained, b"x")
+        if not gang or gang.is_first:
+            os.write(trained, b"x")
         done += 1
+    undone[:] = steps[done:]
+    # Whoever takes over what an order left undone says which steps it did; others need not.
+    claimed = {"slices": [[step, step + 1] for step in steps[:done]]} if inherits else {}
     seconds = {"start": start_s, "train": time.monotonic() - began - start_s}
     if evaluated:
         seconds["evaluate"] = start_s
@@ -147,18 +199,20 @@ def follow(order: dict[str, str], weights: array) -> bool:
         save(order["HADAR_CKPT_OUT"], weights)
     write(
         order["HADAR_RESULT"],
-        {"steps": done, "seconds": seconds, "waiting": not left, **evaluated},
+        {"steps": done, "seconds": seconds, "waiting": not left, **evaluated, **claimed},
     )
     return not left
 
 
 signal.signal(signal.SIGTERM, lambda *_: left.append(1))
 trained = os.open(Path.home() / "trained", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-order, weights = dict(os.environ), array("d")
+order, weights, gang = dict(os.environ), array("d"), None
 while True:
+    if order.get("HADAR_GANG", "") != (gang.name if gang else ""):
+        gang = Gang(order) if order.get("HADAR_GANG") else None
     if order["HADAR_CKPT_IN"] or not weights:
         weights = load(order["HADAR_CKPT_IN"])
-    if not follow(order, weights):
+    if not follow(order, weights, gang):
         break
     following = Path(order["HADAR_NEXT"])
     while not following.exists():

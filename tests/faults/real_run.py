@@ -35,6 +35,15 @@ jobs:
 """  # a number of copies: else a victim whose merges became dear is left alone, and never struck
 
 
+GANG = """
+name: real
+slot_s: {slot_s}
+policy: hadar
+jobs:
+  - {{script: job.py, name: job, steps: {steps}, batch_size: 4, gpus: {copies}, args: ["{floats}"]}}
+"""
+
+
 class ForkedHead:
     """A head, forked of a process that has everything imported: that is most of what a short one
     does. It is asked as ``subprocess.Popen`` is."""
@@ -88,6 +97,7 @@ class RealRun:
     every_s: float = 0.7
     slot_s: float = SLOT_S
     copies: int = 9
+    mix: str = MIX
     longest_s: float = LONGEST_S
     seen: list[Seen] = field(default_factory=list)
     exits: list[tuple[int, str]] = field(default_factory=list)  # of every head: code, stderr
@@ -97,7 +107,7 @@ class RealRun:
     def __post_init__(self) -> None:
         (self.directory / "kept").mkdir(parents=True)
         (self.directory / "job.py").write_text(self.site.job)
-        text = MIX.format(
+        text = self.mix.format(
             slot_s=self.slot_s,
             every_s=self.every_s,
             copies=self.copies,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hadar_cli.core import events
 from tests.faults.real_faults import Fault
-from tests.faults.real_run import RealRun
+from tests.faults.real_run import GANG, RealRun
 from tests.faults.real_site import Site
 
 _GB = 1024  # MB
@@ -28,6 +28,7 @@ class Scenario:
     tidy: Callable[[Site], object] = lambda site: None
     proves: Callable[[RealRun], object] | None = None  # that what was arranged was met
     large: bool = False  # large weights over a slow link
+    gang: int = 0  # so many devices share the job's steps
     hole_mb: int = 0  # so large are checkpoints that take no room on a node's disk
 
     @property
@@ -44,6 +45,8 @@ class Scenario:
             moves_s = self.hole_mb * (1 << 20) / self.bytes_per_s
             often = {"every_s": moves_s, "slot_s": 2 * moves_s, "longest_s": 120 + 40 * moves_s}
             return {**often, "copies": 1 if self.hole_mb > _GB else 9}
+        if self.gang:
+            return {"mix": GANG, "copies": self.gang}
         return {"floats": 150_000, "every_s": 1.5} if self.large else {}
 
     @property
@@ -52,6 +55,11 @@ class Scenario:
         if self.hole_mb:
             return int((600 if self.hole_mb <= _GB else 250) * self.shape["every_s"])
         return 200 + sum(250 + int(110 * fault.lasts_s) for fault in self.faults)
+
+    @property
+    def length(self) -> float:
+        """How long it takes, beside the others: large weights slow every step of it down."""
+        return self.steps * (2 if self.large else 1)
 
 
 def was_used(run: RealRun) -> bool:

@@ -28,11 +28,12 @@ MODULES = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much to run; ``seed`` is the first of the seeds."""
+    """How much to run; ``seed`` is the first of the seeds, ``scenario`` chooses real faults."""
 
     is_full: bool = False
     seed: int = 1
     processes: int = 1
+    scenario: str = ""
 
 
 @dataclass(slots=True)

@@ -8,11 +8,13 @@ import re
 import pytest
 import torch
 
+from hadar_cli.node.contract import Update
 from hadar_cli.workloads import CATALOG
 from tests.support.gangs import PATIENCE_S, ROOT, gang, start_all
 
 LAB = (0.8, 0.42, 0.12, 1.0, 0.45)  # the paper's five testbed GPUs
 STEPS = 4
+JOINED = Update(3, 2)  # three mini-batches to an update that counts for two steps
 # Dropout draws per member; BatchNorm sees a member's own samples, as under DDP.
 WORKLOAD = """
 import runpy, sys, torch
@@ -117,6 +119,11 @@ for epoch in t.epochs(20):
         t.log(loss)
     print("scale", scaler.get_scale())
 """,
+    "joined": """
+with training(model, optimizer) as t:
+    for x, y in t.loader(data, batch_size=10):
+        t.step(F.cross_entropy(model(x), y))
+""",
     "layers without gradients": """
 model.append(nn.Linear(4, 4))
 spare = nn.Linear(4, 4)
@@ -152,7 +159,9 @@ def trained(tmp_path_factory):
         script = WORKLOAD.format(name=name, batch_size=info.batch_size["tiny"])
         cases.append((script, alone_and(root / f"workload{i}", LAB, found, name)))
     for i, (name, script) in enumerate(SCRIPTS.items()):
-        cases.append((BEGIN + script, alone_and(root / f"script{i}", (0.5, 0.3, 0.2), found, name)))
+        more = {"steps": 9, "slices": ((0, 9),), "update": JOINED} if name == "joined" else {}
+        members = alone_and(root / f"script{i}", (0.5, 0.3, 0.2), found, name, **more)
+        cases.append((BEGIN + script, members))
     for i, (name, total) in enumerate(STYLES.items()):
         directory, three = root / f"style{i}", (0.5, 0.3, 0.2)
         cases.append((style(name), alone_and(directory, three, found, name, total_steps=total)))
@@ -189,3 +198,11 @@ def test_infinite_gradients_of_one_member_are_everybodys(trained):
     told = alone.log.split()[-1]
     assert float(told) < 2.0**126
     assert all(member.log.split()[-1] == told for member in members)
+
+
+def test_a_gang_tells_the_noise_of_its_gradients_where_it_is_asked(trained):
+    _, members = trained["joined"]
+    result = members[0].result()
+    assert result["update"] == [3, 2]
+    assert result["noise"] > 0.0
+    assert trained["tokens"][1][0].result()["noise"] is None

@@ -4,16 +4,20 @@ Those that run to their end run one after the other, in one go for the whole fil
 somebody disturbs.
 """
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 
 import pytest
 import torch
 
 from hadar_cli.node.contract import Membership
-from hadar_cli.node.network import free_port
+from hadar_cli.node.network import free_port, listening
+from hadar_cli.node.training.gangs import meeting
 from hadar_cli.node.training.gangs.errors import MemberLost
-from hadar_cli.node.training.gangs.meeting import require_reach
+from hadar_cli.node.training.gangs.meeting import await_first, require_reach
 from tests.support.gangs import PATIENCE_S, gang, start, start_all, wait_for
 
 BEGIN = """
@@ -116,7 +120,8 @@ def ended(tmp_path_factory):
     for name, (script, _) in REFUSED.items():
         gangs[name] = (script, gang(root / name, (0.6, 0.4), (0, 9)))
         cases.append((BEGIN + script, gangs[name][1]))
-    impatient = "from hadar_cli.node.training.gangs import meeting; meeting._MEET_S = 3.0\n"
+    impatient = "from hadar_cli.node.training.gangs import meeting\n"
+    impatient += "meeting._KNOCK_S, meeting._MEET_S = 1.0, 3.0  # it may be silent, or refuse\n"
     at = list(gangs).index("elsewhere")
     cases[at] = (impatient + cases[at][0], cases[at][1])
     assert start_all(root, cases).wait(PATIENCE_S) == 0
@@ -162,7 +167,7 @@ def test_members_that_do_not_find_each_other_say_so(ended):
     """The address is nobody's here: rank 0 cannot listen, and the other one finds nobody."""
     first, second = ended["elsewhere"]
     assert "MemberLost: rank 0 cannot listen at tcp://192.0.2.1:9" in first.log.splitlines()[-1]
-    assert "MemberLost: rank 0 is not at tcp://192.0.2.1:9" in second.log
+    assert "MemberLost: rank 0 is not reached at 192.0.2.1: " in second.log
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
@@ -228,3 +233,21 @@ def test_a_member_that_another_one_does_not_reach_is_named_with_the_fix(tmp_path
     member = Membership("g", 0, 2, "tcp://127.0.0.1:1")
     with pytest.raises(MemberLost, match=r"rank 1 is not reached at 127.0.0.1: .*`hadar check`"):
         require_reach(store, member, "127.0.0.1")
+
+
+def test_rank_0_behind_a_firewall_is_not_waited_for(monkeypatch):
+    """A full queue drops who knocks, as firewalls do. One that is only late is waited for."""
+    monkeypatch.setattr(meeting, "_KNOCK_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
+        host, port = silent.getsockname()
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                queued = stack.enter_context(socket.socket())
+                queued.setblocking(False)
+                queued.connect_ex((host, port))
+            with pytest.raises(MemberLost, match=r"rank 0 is not reached at 127.0.0.1: .*check`"):
+                await_first(host, port)
+    late, doors = free_port("127.0.0.1"), []
+    threading.Timer(0.3, lambda: doors.append(listening("127.0.0.1", late))).start()
+    await_first("127.0.0.1", late)
+    doors.pop().close()

@@ -15,9 +15,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hadar_cli.core.model import Job, Launch, MergeRules, Mix, Node
+from hadar_cli.core.model import Gpu, Job, Launch, MergeRules, Mix, Node
 from hadar_cli.core.reasons import Loss
-from hadar_cli.engine.ports import Contribution, Failed, HandedIn, NodeBack, NodeGone, Report
+from hadar_cli.engine.ports import (
+    Consolidated,
+    Contribution,
+    Failed,
+    HandedIn,
+    Merged,
+    NodeBack,
+    NodeGone,
+    Report,
+)
 from hadar_cli.node.agent import processes
 from hadar_cli.nodes.agent_client import AgentLink
 from hadar_cli.nodes.executor import NodeExecutor
@@ -48,6 +57,20 @@ os.symlink("/etc/passwd", os.environ["HADAR_CKPT_OUT"])
 with open(os.environ["HADAR_RESULT"] + ".part", "w") as file:
     json.dump({"steps": 1}, file)
 os.rename(file.name, os.environ["HADAR_RESULT"])
+"""
+# Takes its time to leave; where it finds another of its kind on the device, it says so.
+LINGERS = """
+import json, os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.7), os._exit(0)))
+for name in os.listdir(PLACE):
+    if os.path.exists(f"/proc/{name}"):
+        raise SystemExit(f"{name} is still on the device")
+open(os.path.join(PLACE, str(os.getpid())), "w").close()
+open(os.environ["HADAR_CKPT_OUT"], "wb").close()
+with open(os.environ["HADAR_RESULT"] + ".part", "w") as file:
+    json.dump({"steps": 10}, file)
+os.rename(file.name, os.environ["HADAR_RESULT"])
+time.sleep(600)
 """
 PLAIN = (Path(__file__).parents[1] / "support" / "plain_script.py").read_text()
 CRASHES = "import sys; print('about to fail'); sys.exit('no data set here')"
@@ -172,6 +195,38 @@ def test_a_worker_stays_warm_between_orders(lab):
     assert second.result.steps == 40
 
 
+def test_results_of_a_node_s_devices_are_fetched_side_by_side(lab, monkeypatch):
+    """Each fetch waits until the others have begun, too."""
+    lab.node = replace(lab.node, gpus=(Gpu("A", 1.0, 1.0),) * 3, emulated_speed=0.5)
+    all_move, pull = threading.Barrier(3, timeout=30.0), LocalConnection.pull
+
+    def pull_together(connection: LocalConnection, *words: object) -> str:
+        all_move.wait()
+        return pull(connection, *words)
+
+    monkeypatch.setattr(LocalConnection, "pull", pull_together)
+    executor, job = lab.open(), lab.job(PLAIN)
+    for number, device in enumerate(lab.node.devices):
+        steps = (10 * number, 10 * number + 10)
+        executor.start(order(device.name, steps, job=job, device=device.name))
+    assert {type(report) for report in collect(executor, 3)} == {HandedIn}
+
+
+def test_a_merge_holds_up_nothing_that_is_heard_meanwhile(lab):
+    executor, is_heard = lab.open(), threading.Event()
+
+    def merge() -> Merged:
+        assert is_heard.wait(30.0), "nothing was heard while it was merged"
+        return Merged(0, Consolidated("", 0, (), ()), 0.0)
+
+    executor.aside(merge)
+    executor.start(order("a", (0, 10), job=lab.job(PLAIN)))
+    [copy] = collect(executor, 1)
+    is_heard.set()
+    [merged] = reports_of(executor)
+    assert copy.attempt == "a" and isinstance(merged, Merged)
+
+
 def test_an_order_sent_ahead_goes_on_from_the_copys_own_weights(lab):
     executor, job = lab.open(), lab.job(TRAINS.replace("SGD", "AdamW"))
     executor.start(order("a", (0, 20), job=job))
@@ -248,6 +303,17 @@ def test_a_killed_worker_is_reported_with_its_signal(lab):
     assert isinstance(again, HandedIn)
 
 
+def test_a_worker_starts_when_the_one_before_has_left_the_device(lab):
+    place = lab.tmp_path / "place"
+    place.mkdir()
+    first = lab.job(LINGERS.replace("PLACE", repr(str(place))))
+    executor, second = lab.open(), replace(first, id=1)
+    for attempt, job in (("a", first), ("b", second)):
+        executor.start(order(attempt, (0, 10), job=job))
+        [report] = collect(executor, 1)
+        assert isinstance(report, HandedIn), report
+
+
 def test_a_worker_dies_with_its_supervisor(lab):
     executor = lab.open()
     executor.start(order("a", (0, 10_000_000), job=lab.job(TRAINS), seconds=300))
@@ -274,6 +340,22 @@ def test_a_killed_nursery_is_replaced_and_no_job_is_blamed(lab):
     [report] = collect(executor, 1)
     assert isinstance(report, Failed)
     assert (report.why, report.reason) == ("it never started", Loss.NO_NURSERY)
+
+
+def test_a_copy_that_died_unborn_with_its_nursery_is_not_waited_for(lab):
+    old, job = lab.open(epoch=1), lab.job(PLAIN)
+    old.start(order("a", (0, 10), job=job))
+    [first] = collect(old, 1)
+    nursery, asked = nursery_of(lab.directory), order("b", (10, 20), job=job, weights=first.weights)
+    os.kill(nursery, signal.SIGSTOP)  # the order reaches it, and nobody is born
+    old.start(asked)
+    wait_for_path(lab.directory, "attempts/b/order.json")
+    os.kill(agent_of(lab.directory), signal.SIGKILL)
+    os.kill(nursery, signal.SIGKILL)
+    new = lab.open(epoch=2)
+    new.adopt([asked])
+    [report] = collect(new, 1, within=40.0)  # not the minute that a slow start is given
+    assert (report.attempt, report.reason) == ("b", Loss.NO_NURSERY)
 
 
 def test_another_run_of_the_same_name_is_kept_apart(lab):

@@ -245,7 +245,7 @@ def test_clean_keeps_away_from_a_run_at_work(hadar, lab, bare, run):
     lease = lab.nodes[0].home / ".hadar" / "runs" / "r1" / lab.names[0] / "lease"
     lease.write_text(repr(time.monotonic()))
     code, _, err = hadar("clean", "-n", bare, "--runs-dir", "another", "--yes")
-    assert code == 3 and "is at work there, on run r1" in err
+    assert code == 3 and "another hadar uses this node, for run r1" in err
     assert processes.start_time(stray)
 
 

@@ -11,8 +11,8 @@ from tests.support.lab import running
 EMULATED = """[[node]]
 name = "near"
 host = "local"
-gpus = [{ model = "T4" }]
-emulate = { speed = 0.5 }
+gpus = [{ model = "T4" }, { model = "T4" }]
+emulate = { speed = 0.3 }
 """
 
 
@@ -41,9 +41,12 @@ def test_a_killed_head_is_resumed_and_all_holds(tmp_path):
     held = {(one["where"], one["check"]): one["holds"] for one in told["findings"]}
     assert (code, told["ok"]) == (0, True), told["findings"]
     assert held[("all", "kill and resume")] and held[(far, "files")]
+    assert held[("near", "shared steps")]
     for node in (far, "near"):
-        assert held[(node, "machine")] and held[(node, "training")] and held[(node, "left running")]
-        assert held[(node, "memory")] is None
+        assert held[(node, "machine")] and held[(node, "left running")]
+    for device in (far, "near:0", "near:1"):
+        assert held[(device, "training")]
+        assert held[(device, "memory")] is None
     assert not any(name.startswith("selftest-") for name in there), there
     assert "code" in there  # hadar was there, and what several runs share stays
     assert "127.0.0.1" not in out

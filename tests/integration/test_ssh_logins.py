@@ -251,7 +251,7 @@ def test_a_refused_login_is_not_tried_again_within_seconds(lab, node, tmp_path, 
     try:
         executor.adopt([])
         [gone] = wait_for(executor, NodeGone)
-        assert "lets nobody in" in gone.why and "tried again, but rarely" in gone.why
+        assert "refuses the login" in gone.why and "tried again, but rarely" in gone.why
         executor.wait(executor.now() + 3.0)  # as good as thirty tries for any other reason
         assert turned_away(lab) == before + 1
     finally:

@@ -63,6 +63,7 @@ def site(tmp_path: Path) -> Iterator[tuple[Node, Node, Proxy]]:
         nodes = [replace(n, gpus=(), emulated_speed=None) for n in read_nodes(lab.inventory)]
         [port] = free_ports(1)
         proxy = Proxy(port, lab.nodes[0].port)
+        proxy.buffer_bytes = 1 << 14  # or else it would take a whole window of a stalled channel
         with lab.known_hosts.open("a") as file:
             file.write(f"[127.0.0.1]:{port} {lab.nodes[0].host_key()}\n")
         yield replace(nodes[0], port=port), nodes[1], proxy

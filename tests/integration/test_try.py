@@ -39,6 +39,7 @@ FAULTS = {
     "restarts_schedule": ("follows its learning-rate schedule", "starts anew"),
     "own_scheduler": ("follows its learning-rate schedule", "starts anew"),
     "own_epochs": ("has its epochs from t.epochs", "only when all is trained"),
+    "miscounts": ("counts the job's updates", "another number of updates"),
     "bypasses": ("updates by its optimizer", "without its optimizer"),
     "never_updates": ("updates by its optimizer", "no update happened"),
     "other_under_hadar": ("trains as by hand", "another batch than by hand"),

@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from tests.support.lab import Lab, running
 TRAIN = """
 import json, os, sys
 from pathlib import Path
+from types import SimpleNamespace
 import hadar_test_package            # of the virtual environment
 import numpy                         # of the node's own Python
 from beside import BESIDE            # of the project
@@ -124,15 +126,20 @@ def test_a_package_that_is_not_to_be_had_is_told_in_pips_words(node, project, tm
     assert len(failed["one"]) < 600
 
 
-def test_a_python_that_can_make_none_is_told_what_it_lacks(tmp_path, monkeypatch):
-    """As Debian's without python3-venv, where there is no uv either."""
+@pytest.mark.parametrize(
+    ("free_mb", "told"),
+    [(10_000, "install python3-venv there"), (3, "no room for its packages: 3 MB are free in")],
+)
+def test_a_python_that_can_make_none_is_told_what_it_lacks(tmp_path, monkeypatch, free_mb, told):
+    """As Debian's without python3-venv, where there is no uv either; or as any on a full disk."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free_mb * 10**6))
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(BuildError, match="python3-venv"):
+    with pytest.raises(BuildError, match=told):
         make_venv(tmp_path, ["x"], [], lambda now: None)
     assert not list((tmp_path / "venvs").glob("*/bin"))
 

@@ -211,8 +211,8 @@ EXPECTED = {
     "endless_line": "lines without end",
     "endless_noise": "noise without end",
     "endless_complaints": "nothing was heard|here|xxx",
-    "nothing_but_nonsense": "nonsense",
-    "numbers_for_answers": "nonsense",
+    "nothing_but_nonsense": "no valid JSON",
+    "numbers_for_answers": "no JSON object",
     "strange_answers": "makes no sense",
     # Cut off and asked again, it claims never to have heard of the copy.
     "deep_json": "its node knows nothing of it",

@@ -17,6 +17,7 @@ _REPORT = {"report", "report.live", "report.page", "report.terminal", "report.we
 # What each room, a folder or a module of its own, may import beside itself and `errors`. Every
 # `__init__` tells the same to whoever reads it.
 ALLOWED: dict[str, set[str]] = {
+    "typed": set(),
     "core": set(),
     "core.estimates": {"core"},
     "core.measures": {"core", "core.estimates"},
@@ -31,11 +32,11 @@ ALLOWED: dict[str, set[str]] = {
     "weights": {"core", "core.estimates"},
     "runs": {
         *("core", "core.estimates", "core.measures", "engine", "weights"),
-        *("node", "node.agent"),
+        *("node", "node.agent", "typed"),
     },
     "nodes": {
         *("core", "engine", "project", "runs", "nodes.session", "nodes.supply"),
-        *("node", "node.agent", "node.files"),
+        *("node", "node.agent", "node.files", "typed"),
     },
     "nodes.session": {"core", "engine", "node", "nodes"},
     "nodes.supply": {"core", "engine", "project", "nodes", "runs"},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "pipes": {"nodes"},
     "aws": {"core", "core.measures", "nodes", "node", "runs"},
     "transports": {"core", "nodes", "runs", "ssh", "slurm", "ray_cluster", "aws", "pipes"},
-    "visits": {"core", "nodes", "node", "runs", "transports"},
+    "visits": {"core", "nodes", "node", "runs", "transports", "typed"},
     "policies": {"core", *_POLICIES},
     "simulation": {*_CORE, "engine", "policies", "runs"},
     "assembly": {

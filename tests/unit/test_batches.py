@@ -17,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hadar_cli.node.training.batches import NOT_SAID, source_of
+from hadar_cli.node.training.batches import NOT_SAID, Steps, source_of
 
 DATA = list(range(50))
 
@@ -128,6 +128,24 @@ def test_accelerates_way_of_building_a_loader_shuffles_and_keeps_its_batch_size(
     assert list(chain(*batches)) != DATA
     same = source_of(plain(batch_size=8, shuffle=True), NOT_SAID, 7, {})
     assert [b.tolist() for b in same.batches(((0, 7),))] == batches
+
+
+def test_reading_one_ahead_gives_every_step_its_own_batch_wherever_an_order_is_left():
+    """Orders with a gap, left within it, left at an epoch's end, and gone on with or not."""
+    steps = Steps(source_of(plain(batch_size=8), NOT_SAID, 0, {}), 1, reads_ahead=True)
+    for slices, taken in (
+        (((0, 2), (5, 6)), 2),
+        (((2, 4),), 2),
+        (((4, 9),), 3),
+        (((7, 10),), 3),
+        (((10, 12), (3, 5)), 4),
+        (((5, 7),), 2),
+    ):
+        numbers = list(chain.from_iterable(range(*one) for one in slices))[:taken]
+        groups = zip(steps.groups(slices), range(taken), strict=False)
+        batches = [listed(batch) for group, _ in groups for batch in group]
+        wanted = [DATA[8 * (n % 7) : 8 * (n % 7) + 8] for n in numbers]
+        assert batches == wanted, slices
 
 
 def test_a_sampler_that_is_told_its_epoch_draws_that_one_alone():

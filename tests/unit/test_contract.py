@@ -17,6 +17,7 @@ from hadar_cli.node.contract import (
     OrderRequest,
     Result,
     Seconds,
+    Update,
     WorkerStart,
 )
 
@@ -42,6 +43,7 @@ ORDER = Order(
     seed=8,
     lr_scale=0.1 + 0.2,
     micro_batches=3,
+    update=Update(5, 3),
     evaluate=True,
     hand_in="int8",
     keeps_optimizer=True,

@@ -33,7 +33,8 @@ def test_every_end_that_a_node_can_tell_is_a_reason_with_words(end):
 )
 def test_an_exit_is_told_by_its_code(code, reason):
     told = explain_end(read_exited({"end": "exited", "code": code}), order())
-    assert told == (reason, f"it exited with code {code}")
+    assert told[0] is reason
+    assert told[1].startswith(f"it exited with code {code}")
 
 
 def test_a_copy_that_was_sent_ahead_and_released_did_no_wrong():
@@ -56,15 +57,15 @@ def test_nonsense_from_a_node_is_an_unknown_reason_in_one_line(end):
         ("data/meta.pkl", "; data/meta.pkl stays behind by .gitignore: !data/meta.pkl in"),
         ("/home/me/.hadar/r/work/3-0af9/data/meta.pkl", "; data/meta.pkl stays behind"),
         ("out/last.pt", "; out/last.pt stays behind by hadar's own rule"),
+        ("cache/a/b.bin", "; cache/a/b.bin stays behind by .gitignore: !cache/ in .hadarignore"),
         *[(name, "") for name in ("train.py", "no.pkl", "../x", "/etc/passwd", "y" * 900)],
     ],
 )
 def test_a_file_that_is_here_and_was_not_found_there_is_told_why(name, told, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "out").mkdir()
-    for file in ("data/meta.pkl", "out/last.pt", "train.py"):
+    for file in ("data/meta.pkl", "out/last.pt", "train.py", "cache/a/b.bin"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    (tmp_path / ".gitignore").write_text("*.pkl\n")
+    (tmp_path / ".gitignore").write_text("*.pkl\n/cache/\n")
     log = f"Traceback\nFileNotFoundError: [Errno 2] No such file or directory: '{name}'\n"
     exited = read_exited({"end": "exited", "code": 1, "log": log})
     job = Job(0, "j", 10, 1, launch=Launch(script="train.py", sync=str(tmp_path)))
@@ -132,7 +133,9 @@ def test_memory_that_runs_out_where_nobody_catches_it_ends_by_a_signal(what):
 
 def test_a_script_that_ended_well_did_not_run_out_of_memory():
     told = read_exited({"end": "exited", "code": 0, "log": GPU})
-    assert explain_end(told, order())[0] is Loss.NO_RESULT
+    reason, why = explain_end(told, order())
+    assert reason is Loss.NO_RESULT
+    assert "without a result" in why and "hadar try" in why
 
 
 def test_a_worker_that_the_kernel_killed_for_memory_ran_out_of_it():

@@ -12,6 +12,7 @@ from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.state import RunState
 from hadar_cli.report.live.eta import Estimate, Workload, extrapolate
 from hadar_cli.report.live.scene import Scene
+from hadar_cli.runs.store import RunFacts
 from tests.support.worlds import make_mix, make_nodes, make_world
 
 
@@ -88,7 +89,7 @@ def forecasts(seed: int) -> list[tuple[float, float, float]]:
     world.loop.run()
     devices = [device for node in nodes for device in node.devices]
     state, rates = RunState(mix.jobs), RateModel(mix.jobs, devices)
-    scene = Scene(mix, devices, state, rates, lambda: state.now)
+    scene = Scene(RunFacts("run-1", mix, nodes, "", ""), state, rates, lambda: state.now)
     told = []
     for event in world.journal.events:
         state.apply(event)

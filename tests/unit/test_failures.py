@@ -222,6 +222,23 @@ def test_a_run_without_any_device_names_its_jobs_and_why_each_device_is_lost():
     assert all(f"{device}: {device} is no more" in told for device in world.loop._devices)
 
 
+def test_a_night_without_network_stops_no_run_before_an_hour_is_over():
+    world = make_world(make_mix([3000]))
+    world.executor.tick_s = 0.5
+    names = tuple(device.name for node in world.nodes for device in node.devices)
+    world.executor._schedule(5.0, NodeGone(names, "nothing was heard of it", Absence.AWAY))
+    world.executor.return_device(names[1], 3000.0)
+    world.loop.run()
+    assert world.state.jobs[0].is_trained
+    assert len([e for e in happened(world, events.RoundPlanned) if 60.0 < e.t < 3000.0]) <= 1
+
+    world = make_world(make_mix([3000]))
+    world.executor._schedule(5.0, NodeGone(names, "nothing was heard of it", Absence.AWAY))
+    with pytest.raises(UnfinishedError, match=r"no device is left .*nothing was heard of it"):
+        world.loop.run()
+    assert world.executor.now() >= 3600.0
+
+
 def lose_all(world: World, reason: Absence) -> list[str]:
     names = [device.name for node in world.nodes for device in node.devices]
     for name in names:

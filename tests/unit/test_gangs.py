@@ -23,13 +23,15 @@ class Lasting:
 
     name = "lasting"
 
-    def __init__(self) -> None:
+    def __init__(self, outlasts_refills: bool = True) -> None:
         self.asked: list[Queue] = []
+        self._outlasts_refills = outlasts_refills
 
     def allocate(self, queue: Queue, memory: Any = None) -> Decision:
         self.asked.append(queue)
         one = tuple(int(kind == queue.kinds[0]) for kind in queue.kinds)
-        return Decision({int(id_): one for id_ in sorted(queue.ids)[:2]}, "told", until_s=1000.0)
+        taken = {int(id_): one for id_ in sorted(queue.ids)[:2]}
+        return Decision(taken, "told", 1000.0, self._outlasts_refills)
 
     def refill(self, queue: Queue, memory: Any = None) -> dict[int, Any]:
         return {}
@@ -82,6 +84,16 @@ def test_it_is_asked_again_when_something_happened(policy, states, what):
             view = replace(view, cluster=DEVICES[1:])
     scheduler.plan(view)
     assert len(policy.asked) == 2
+
+
+@pytest.mark.parametrize("outlasts, asked", [(True, 1), (False, 2)])
+def test_a_policy_says_whether_a_refill_will_do_for_the_next_slot(states, outlasts, asked):
+    policy = Lasting(outlasts)
+    scheduler = GangScheduler(policy)
+    seats = running(scheduler, view_of(states))
+    scheduler.plan(view_of(states, running=seats, now_s=50.0, seconds=50.0))
+    scheduler.plan(view_of(states, running=seats, now_s=100.0))
+    assert len(policy.asked) == asked
 
 
 def test_gangs_that_handed_in_go_on_with_what_is_left(policy):
@@ -147,3 +159,9 @@ def test_a_policy_is_told_what_a_start_costs_and_how_long_jobs_will_come(policy)
 def test_a_batch_that_is_all_there_expects_nobody(policy, states):
     GangScheduler(policy).plan(view_of(states, now_s=500.0))
     assert policy.asked[-1].arrivals_s == 0.0
+
+
+def test_where_every_device_is_lost_nobody_is_asked(policy, states):
+    gone = view_of(states, cluster=())
+    assert GangScheduler(policy).plan(gone) == []
+    assert GangScheduler(policy).plan(replace(gone, seconds=gone.slot_s / 2)) == []

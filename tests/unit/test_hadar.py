@@ -54,6 +54,14 @@ def test_a_critical_job_gets_the_fastest_devices_however_dear():
     assert Hadar(objective="jct").allocate(queue).allocations[0] == (0, 1)
 
 
+def test_errands_wait_for_a_job_that_may_turn_out_to_need_all_the_time():
+    steps = [5e4, *[1e3] * 40]
+    queue = queue_of([[1.0]] * 41, capacity=[1], steps=steps)
+    assert 0 not in Hadar().allocate(queue).allocations
+    doubtful = replace(queue, at_worst=np.array([9e4, *[1e3] * 40]))
+    assert list(Hadar().allocate(doubtful).allocations) == [0]
+
+
 def test_cheap_jobs_come_before_dear_ones_of_no_urgency():
     queue = queue_of([[1.0]] * 9, capacity=[1], steps=[9e3] * 8 + [1e3])
     assert list(Hadar().allocate(queue).allocations) == [8]

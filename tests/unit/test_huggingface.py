@@ -131,6 +131,29 @@ def test_on_one_device_it_trains_as_by_hand(words, tmp_path, monkeypatch):
     assert orders.results()[-1]["evaluation"]["eval_loss"] == pytest.approx(wanted, rel=1e-5)
 
 
+def test_what_collating_draws_comes_before_the_step_before_as_by_hand(tmp_path, monkeypatch):
+    """As masks of a masked language model: accelerate has read the next mini-batch by then."""
+
+    def masked(rows: list[dict]) -> dict:
+        batch = collate(rows)
+        batch["input_ids"][torch.rand(batch["input_ids"].shape) < 0.3] = 0
+        return batch
+
+    def train(seen: Losses) -> None:
+        made = trainer(tmp_path, [seen])
+        made.data_collator = masked
+        huggingface.train(made)
+
+    by_hand, under = Losses(), Losses()
+    train(by_hand)
+    orders = Orders(tmp_path, monkeypatch, 8)
+    orders.process((0, 3), (3, 5), (5, 8))
+    train(under)
+    assert under.seen.keys() == by_hand.seen.keys()
+    for step, told in by_hand.seen.items():
+        assert under.seen[step] == pytest.approx(told, rel=1e-5), step
+
+
 def test_the_tokenizer_comes_home_with_the_model(tmp_path, monkeypatch):
     words = Tokenizer(WordLevel({"[UNK]": 0, "green": 1, "tea": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = WhitespaceSplit()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,13 +16,14 @@ from rich.console import Console
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.throughput import RateModel
-from hadar_cli.core.model import Mix, Node
+from hadar_cli.core.model import Job, Mix, Node, devices_of
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Progressed
 from hadar_cli.report.live.lines import STOPPING, Lines
 from hadar_cli.report.live.live import LiveView
 from hadar_cli.report.live.scene import Scene
 from hadar_cli.report.live.screen import frame
+from hadar_cli.runs.store import RunFacts
 from tests.support.worlds import make_mix, make_nodes, make_world
 
 
@@ -29,8 +31,15 @@ class Screen:
     """A live view on a console of a given size, fed by hand."""
 
     def __init__(
-        self, mix: Mix, nodes: tuple[Node, ...], width: int, height: int, color: str = "standard"
+        self,
+        mix: Mix,
+        nodes: tuple[Node, ...],
+        width: int,
+        height: int,
+        color: str = "standard",
+        past: Sequence[events.Event] = (),
     ) -> None:
+        self.mix, self.nodes = mix, nodes
         devices = [device for node in nodes for device in node.devices]
         self.out = io.StringIO()
         self.console = Console(
@@ -41,10 +50,10 @@ class Screen:
             no_color=not color,
             _environ={},
         )
-        self.state = RunState(mix.jobs)
+        self.state = RunState(mix.jobs, past)
         self.rates = RateModel(mix.jobs, devices)
         self.now = 0.0
-        self.view = LiveView("run-1", mix, devices, self.console)
+        self.view = LiveView(RunFacts("run-1", mix, nodes, "", ""), self.console, past)
         self.view.watch(self.state, self.rates, lambda: self.now)
 
     def take(self, event: events.Event) -> None:
@@ -109,7 +118,7 @@ def test_no_frame_is_larger_than_the_terminal(
     mix, nodes, happened = story(*cluster)
     devices = [device for node in nodes for device in node.devices]
     state, rates = RunState(mix.jobs), RateModel(mix.jobs, devices)
-    scene = Scene(mix, devices, state, rates, lambda: state.now)
+    scene = Scene(RunFacts("run-1", mix, nodes, "", ""), state, rates, lambda: state.now)
     for event in happened[: 1 + int(moment * len(happened))]:
         state.apply(event)
         scene.happened(event)
@@ -210,6 +219,67 @@ def test_a_finished_copy_frees_its_device_and_keeps_its_steps(screen: Screen) ->
     assert "100/200" in row(frame, "job-0")
 
 
+def test_jobs_and_devices_come_and_go_and_what_was_seen_stays(screen: Screen) -> None:
+    """As a head does that is put together anew: another state, other jobs and nodes."""
+    happened = [events.HeadStarted(0.0, 1), *two_steps(screen)]
+    screen.view.progressed(Progressed("a1", 1, 1.0, 0.125))
+    late = Job(7, "late", 10, 16)
+    happened.append(events.JobsAdded(3.0, (late,), "r1"))
+    screen.take(happened[-1])
+    mix = replace(screen.mix, jobs=(*screen.mix.jobs, late))
+    nodes = tuple(node for node in screen.nodes if node.name != "rtx3090")
+    screen.view.cast(RunFacts("run-1", mix, nodes, "", ""))
+    rates = RateModel(mix.jobs, devices_of(nodes))
+    screen.view.watch(RunState(mix.jobs, happened), rates, lambda: screen.now)
+    frame = screen.frame()
+    assert "0.125" in row(frame, "job-0") and row(frame, "late")
+    assert not [line for line in frame if line.startswith("rtx3090")]
+    assert any("0:03  added late: 10 steps" in line for line in frame)
+
+
+def test_a_resumed_run_shows_what_happened_before(screens: list[Screen], screen: Screen) -> None:
+    happened = [events.HeadStarted(0.0, 1), *two_steps(screen)]
+    happened.append(events.DeviceLost(2.5, "t400", "its agent ended"))
+    resumed = Screen(screen.mix, screen.nodes, 80, 24, past=happened)
+    screens.append(resumed)
+    assert any("0:02  t400 lost" in line for line in resumed.frame())
+    assert any("merged 1 copy of job-0: 2 steps counted" in line for line in resumed.frame())
+
+
+def test_a_job_that_does_not_train_says_why(screen: Screen) -> None:
+    a_stint(screen)
+    screen.take(events.NodeDrained(1.0, "t400", ("t400",), "r0"))
+    assert row(screen.frame(), "t400").split()[1] == "drained"
+    screen.take(events.JobsPaused(1.0, (1,), "r1"))
+    assert row(screen.frame(), "job-1").endswith("paused")
+    screen.take(events.JobsCancelled(2.0, (1,), "r2"))
+    screen.take(events.JobCutShort(2.0, 1, "cancelled"))
+    assert row(screen.frame(), "job-1").endswith("cancelled")
+    screen.take(events.CopyLost(2.0, "a1", "recalled"))
+    screen.take(events.JobCutShort(2.0, 0, "its max_duration is over"))
+    assert row(screen.frame(), "job-0").endswith("cut 0:02")
+
+
+def test_a_run_that_waits_for_work_says_so_and_what_to_do(screen: Screen) -> None:
+    screen.view.cast(RunFacts("run-1", screen.mix, screen.nodes, "", "", waits_for_work=True))
+    a_stint(screen)
+    assert "to go" in screen.frame()[0] and "Ctrl-C" in screen.frame()[-1]
+    screen.take(events.CopyLost(1.0, "a1", "recalled"))
+    screen.take(events.JobsPaused(1.0, (0, 1), "r1"))
+    frame = screen.frame()
+    assert frame[0].endswith("waits for work, 2 jobs paused")
+    assert frame[-1] == "hadar add run-1 MIX brings work; hadar close run-1 ends the run"
+
+
+def two_steps(screen: Screen) -> list[events.Event]:
+    started = a_stint(screen)
+    done = events.CopyFinished(2.0, "a1", 2, ((0, 2),), 0.0, 2.0, 0.0, "deadline", "h")
+    merged = events.WeightsMerged(2.0, 0, 1, "m", ("a1",))
+    screen.take(done)
+    screen.take(merged)
+    return [events.RoundPlanned(0.0, 1, ((0, "rtx3090", 100),)), started, done, merged]
+
+
 def test_a_rate_is_told_against_the_formula(screen: Screen) -> None:
     a_stint(screen)
     steps = 90
@@ -295,7 +365,7 @@ def test_the_log_stays_when_the_view_closes(screen: Screen) -> None:
 def lines_of(mix: Mix, nodes: tuple[Node, ...], happened: list[events.Event]) -> list[str]:
     devices = [device for node in nodes for device in node.devices]
     out, state = io.StringIO(), RunState(mix.jobs)
-    lines = Lines(mix, devices, out)
+    lines = Lines(RunFacts("run-1", mix, nodes, "", ""), out)
     lines.watch(state, RateModel(mix.jobs, devices), lambda: state.now)
     for event in happened:
         state.apply(event)

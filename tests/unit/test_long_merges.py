@@ -8,13 +8,13 @@ import pytest
 
 from hadar_cli.core import events
 from hadar_cli.engine.ports import Merged, Report
-from tests.support.worlds import World, make_mix, make_world
+from tests.support.worlds import World, make_mix, make_nodes, make_world
 
 MERGE_S = 25.0
 
 
-def slow(world: World, job: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merges of that job take MERGE_S on the run's clock."""
+def slow(world: World, job: int, monkeypatch: pytest.MonkeyPatch, merge_s: float = MERGE_S) -> None:
+    """Merges of that job take so long on the run's clock."""
     executor, waiting = world.executor, list[tuple[float, Merged]]()
     wait = executor.wait
 
@@ -22,7 +22,7 @@ def slow(world: World, job: int, monkeypatch: pytest.MonkeyPatch) -> None:
         merged = work()
         if merged.job != job:
             return merged
-        waiting.append((executor.now() + MERGE_S, merged))
+        waiting.append((executor.now() + merge_s, merged))
         return None
 
     def wait_for(until: float) -> list[Report]:
@@ -78,3 +78,30 @@ def test_a_run_that_is_interrupted_in_a_merge_keeps_what_is_merged(monkeypatch):
     monkeypatch.setattr(world.loop._observer, "tick", lambda: None)
     world.loop.wind_up("interrupted")
     assert len(job.done) >= waiting
+
+
+def test_a_small_card_never_makes_the_large_one_begin_anew_or_wait_for_a_step(monkeypatch):
+    """What is planned while the solo phase's last steps are merged is planned for the time after;
+    and a card whose step takes 2 s is given none shortly before a meeting."""
+    nodes = make_nodes({"large": 1.0, "small": 0.05})
+    world = make_world(make_mix([400], slot_s=15.0), nodes, rate=lambda _, gang: RATES[gang[0]])
+    slow(world, 0, monkeypatch, merge_s=0.1)
+    started: dict[str, events.CopyStarted] = {}
+    ended: dict[str, float] = {}
+    together = 0
+    for event in train(world):
+        match event:
+            case events.CopyStarted():
+                started[event.attempt] = event
+            case events.CopyFinished():
+                ended[event.attempt] = event.t
+            case events.WeightsMerged():
+                devices = [started[attempt].device for attempt in event.accepted]
+                assert len(set(devices)) == len(devices), "a device trained twice from one base"
+                large = [ended[a] for a in event.accepted if started[a].device == "large"]
+                assert not large or max(ended[a] for a in event.accepted) < max(large) + 0.5
+                together += len(devices) > 1
+    assert together
+
+
+RATES = {"large": 10.0, "small": 0.5}

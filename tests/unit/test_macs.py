@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hadar_cli.node.agent import processes
+from hadar_cli.node.agent.probe import accelerator, gpu_names
 
 ROOT = Path(__file__).parents[2]
 NURSERY = f"""
@@ -78,3 +80,23 @@ def test_a_worker_is_a_new_interpreter_where_forks_are_not_safe(tmp_path):
         time.sleep(0.05)
     assert json.loads((directory / "exit.json").read_text())["code"] == 0
     assert (directory / "log").read_text() == "['--lr', '1'] blue __main__\n"
+
+
+@pytest.mark.parametrize(
+    ("hip", "cards", "has_mps", "told", "names"),
+    [
+        (None, 2, False, "CUDA 12.4", ["cuda:0", "cuda:1"]),
+        ("6.2", 1, False, "ROCm 6.2", ["cuda:0"]),
+        (None, 0, True, "MPS", ["mps"]),
+        (None, 0, False, None, []),
+    ],
+)
+def test_torch_s_gpus_are_known_whoever_made_them(hip, cards, has_mps, told, names):
+    """A torch by its words: none of these can be installed everywhere."""
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(is_available=lambda: cards > 0, device_count=lambda: cards),
+        version=SimpleNamespace(cuda=None if hip else "12.4", hip=hip),
+        backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: has_mps)),
+    )
+    assert accelerator(torch) == told
+    assert gpu_names(torch) == names

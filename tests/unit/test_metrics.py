@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hadar_cli.core import events as e
-from hadar_cli.core.measures.fairness import finish_time_fairness
+from hadar_cli.core.measures.fairness import by_user, finish_time_fairness
 from hadar_cli.core.measures.metrics import lower_bound, summarise
 from hadar_cli.core.measures.summary import RunSummary
 from hadar_cli.core.measures.timeline import Stretches, trace
@@ -325,3 +325,9 @@ def test_finish_time_fairness_counts_jobs_to_a_device():
     idle = finish_time_fairness([100.0], np.array([50.0]), 4)  # more devices than jobs
     assert idle is not None and idle.tolist() == [2.0]
     assert finish_time_fairness([], np.zeros(0), 4) is None
+
+
+def test_a_user_fares_as_the_mean_of_their_jobs():
+    found = by_user(np.array([1.0, 3.0, 0.5, 9.0]), ["ada", "ada", "bob", ""])
+    assert found == {"ada": 2.0, "bob": 0.5}
+    assert by_user(np.array([1.0]), [""]) == {}

@@ -239,7 +239,7 @@ def test_a_silent_node_is_told_of_cut_off_given_up_and_looked_for(talk):
     wanted = talk.look(5)
     assert losses(wanted) == {"a": Loss.NODE_GONE}
     [gone] = [report for report in reports(wanted) if isinstance(report, NodeGone)]
-    assert gone.reason is Absence.GONE
+    assert gone.reason is Absence.AWAY
     assert talk("unreachable", BROKEN, talk.now) == [Connect(RETURN_EVERY_S)]
     assert losses(talk("start", order("b"))) == {"b": Loss.NODE_GONE}
     assert reports(talk.open()) == [NodeSilent((ONE, TWO), is_over=True), NodeBack((ONE, TWO))]
@@ -275,10 +275,10 @@ def test_a_worker_that_said_it_leaves_is_told_to_by_the_next_order(talk):
 
 def test_a_refused_login_is_tried_again_but_rarely(talk):
     talk("lost", LinkLostError("cut"), 0.0)
-    refusal = LoginRefusedError("lets nobody in")
+    refusal = LoginRefusedError("refuses the login")
     gone = talk("unreachable", refusal, 0.1)
     assert [r.why for r in reports(gone) if isinstance(r, NodeGone)] == [
-        "lets nobody in; tried again, but rarely"
+        "refuses the login; tried again, but rarely"
     ]
     waits = [i.after_s for i in gone if isinstance(i, Connect)]
     for _ in range(3):
@@ -325,7 +325,7 @@ def test_a_promised_node_is_awaited_and_told_anew_when_it_fails(talk):
     assert again == Connect(RETURN_EVERY_S)
     assert talk("unreachable", NotYetError("in the queue"), talk.now) == [again]
     [gone, _] = talk("unreachable", LinkLostError("no python"), talk.now)
-    assert gone == Tell(NodeGone((ONE, TWO), "no python", Absence.GONE))
+    assert gone == Tell(NodeGone((ONE, TWO), "no python", Absence.AWAY))
     assert Tell(NodeBack((ONE, TWO))) in talk.open()
 
 

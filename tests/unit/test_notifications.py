@@ -14,11 +14,16 @@ import pytest
 
 from hadar_cli.config.settings import Channel, parse_channel, read_channels
 from hadar_cli.core import events
+from hadar_cli.core.model import Job, Promotion, Trial
 from hadar_cli.core.reasons import Absence
+from hadar_cli.core.state import RunState
 from hadar_cli.errors import InputError, RefusedError
 from hadar_cli.observers.notifier import Notifier, occasion
-from tests.support.runs import trained_sweep
 
+TRIALS = [
+    Job(n, f"trial-{n}", 60, 8, trial=Trial("sweep", n, {}), promote=Promotion("loss", 3, (20,)))
+    for n in range(3)
+]
 SECRET = "T0KEN-that-nobody-should-read"
 
 
@@ -49,7 +54,7 @@ def told(channels: list[Channel], *happened: events.Event) -> list[str]:
     """The warnings of a notifier that heard these."""
     warnings: list[str] = []
     notifier = Notifier("lab", channels, warnings.append)
-    notifier.state = trained_sweep().state
+    notifier.state = RunState(TRIALS)
     for event in happened:
         notifier.happened(event)
     notifier.end()
@@ -73,6 +78,18 @@ def test_a_webhook_and_a_command_hear_what_they_asked_for(tmp_path: Path) -> Non
     assert [one["event"] for one in commanded] == ["trouble", "promotion", "end"]
 
 
+def test_a_promotion_is_told_and_a_metric_that_no_trial_reports_once() -> None:
+    state = RunState(TRIALS)
+
+    def passes(trial: int, step: int, score: float | None) -> str:
+        state.jobs[trial].passed.add(step)
+        return occasion(events.MilestonePassed(1.0, trial, step, score), state)
+
+    assert [passes(0, 10, None), passes(1, 10, None)] == ["", ""], "only its 'stop' looks there"
+    assert [passes(trial, 20, None) for trial in range(3)] == ["trouble", "", ""]
+    assert passes(0, 20, 0.5) == "promotion"
+
+
 @pytest.mark.parametrize("status", [500, 302])
 def test_a_way_that_fails_is_one_warning_without_its_address(status: int) -> None:
     with server(status) as (address, taken):
@@ -91,7 +108,7 @@ def test_a_program_that_is_not_there_is_one_warning() -> None:
 
 
 def test_what_somebody_wants_or_awaits_is_no_trouble() -> None:
-    state = trained_sweep().state
+    state = RunState(TRIALS)
     for reason in Absence:
         expected = reason in (Absence.AWAITED, Absence.DRAINED, Absence.TAKEN)
         what = occasion(events.DeviceLost(1.0, "gpu-1", "why", reason), state)

@@ -20,7 +20,8 @@ def test_a_nursery_that_has_ceased_to_read_is_replaced_and_never_waited_for(tmp_
     os.kill(first, signal.SIGSTOP)
     try:
         told = 0
-        while nursery.start(directory, spec) == first:
+        while nursery.pid == first:
+            nursery.start(directory, spec)
             told += 1
             assert told < 1000, "no pipe holds so much"
         assert told > 1
@@ -45,12 +46,37 @@ def test_nodes_of_one_computer_share_one_that_ends_with_the_last_of_them(tmp_pat
         assert third.pid != before
         spec = WorkerSpec(["python", "x.py"], {}, str(tmp_path), "lease", 1.0, "tag", "", "")
         (tmp_path / "worker").mkdir()
-        assert second.start(tmp_path / "worker", spec) == third.pid, "it comes to that one, too"
+        second.start(tmp_path / "worker", spec)
+        assert second.pid == third.pid, "it comes to that one, too"
         third.end()
         second.end()
         assert not second.is_alive
     finally:
         unlike.end()
+
+
+def test_one_that_all_agents_have_left_still_does_what_it_was_told(tmp_path):
+    """A head that is put together anew leaves its agents while workers are still being started."""
+
+    def join(name: str) -> SharedNursery:
+        return SharedNursery(tmp_path / "nursery", tmp_path / f"{name}.json", [], {})
+
+    first = join("a")
+    os.kill(first.pid, signal.SIGSTOP)  # as one that is still importing torch
+    spec = WorkerSpec(["python", "x.py"], {}, str(tmp_path), "lease", 1.0, "tag", "", "")
+    (tmp_path / "worker").mkdir()
+    first.start(tmp_path / "worker", spec)
+    os.close(first._lines)  # as its agent's end does
+    first._users.close()
+    second = join("b")
+    try:
+        assert second.pid != first.pid, "which may have read its end of file already"
+        assert second.may_start(tmp_path / "worker"), "the one that was asked lives"
+        os.kill(first.pid, signal.SIGCONT)
+        assert first._mine and first._mine.wait(30.0) == 0
+        assert not (tmp_path / "worker" / "spec.json").exists(), "a supervisor has it"
+    finally:
+        second.end()
 
 
 def living(directory: Path, note: Path) -> list[int]:

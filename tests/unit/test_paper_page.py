@@ -106,8 +106,8 @@ def test_the_rivals_page_says_what_was_looked_at_and_what_wrong_lengths_cost(tmp
     rivals.write(found, text)
     page = "\n".join(text.parts)
     assert "| philly 1 | 100.0 / 2.00 | 100.0 / 2.00 | yes |" in page
-    assert "| philly 8 | 100.0 / 2.00 | 100.0 / 2.00 | no |" in page
-    assert "| batch 5, lengths ± 50 % | 110.0 / 2.00 | +10.0 % |" in page
+    assert "| saturn 4 | 100.0 / 2.00 | 100.0 / 2.00 | no |" in page
+    assert "| batch 12, lengths ± 50 % | 110.0 / 2.00 | +10.0 % |" in page
     shelf = Shelf(tmp_path / "s.json", "abc", lambda: "today")
     with pytest.raises(NotMeasured, match="--rivals"):
         rivals.measure(Setting(quick=False), shelf)

@@ -46,7 +46,12 @@ def test_one_device_may_be_any():
 def test_a_gang_for_which_too_few_reach_each_other_is_refused_with_the_fix():
     with pytest.raises(InputError, match="at most 3 of them can reach each other") as refused:
         require_room([job(4)], DEVICES, "mix.yaml", gangs=True)
-    assert "network" in str(refused.value.fix)
+    assert "network" in str(refused.value.fix) and "alone" not in str(refused.value.fix)
+    slip = (Node("x", "x", network="lab"), Node("y", "y", network="lap"))
+    with pytest.raises(InputError) as refused:
+        apart = [device for node in slip for device in node.devices]
+        require_room([job(2)], apart, "mix.yaml", gangs=True)
+    assert "(x is alone in network lab, y is alone in network lap)" in str(refused.value.fix)
     with pytest.raises(InputError, match="9 devices at once, and there are 7 for it"):
         require_room([job(9)], DEVICES, "mix.yaml", gangs=True)
     require_room([job(9, elastic=True)], DEVICES, "mix.yaml", gangs=True)

@@ -109,7 +109,7 @@ def test_what_cannot_pay_its_first_minutes_is_refused():
     with pytest.raises(InputError, match=r"\$2.00 in their first 5 minutes") as caught:
         require_budget([rented(12.0, budget=1.0), replace(rented(12.0, budget=1.0), name="b")])
     assert caught.value.fix and "$2.00" in caught.value.fix
-    with pytest.raises(InputError, match="nobody knows that of node a"):
+    with pytest.raises(InputError, match="none is known of node a"):
         require_budget([rented(budget=1.0)])
 
 

@@ -8,7 +8,7 @@ from hadar_cli.core.policies.port import Stint
 from hadar_cli.core.reasons import Absence
 from hadar_cli.core.state import RunState
 from hadar_cli.errors import InputError
-from hadar_cli.runs.answers import answer
+from hadar_cli.runs.answers import answer, look_ahead
 from hadar_cli.runs.desk import Desk, RunChanged
 from hadar_cli.runs.requests import (
     AddJobs,
@@ -168,6 +168,27 @@ def test_a_head_takes_up_requests_in_order_and_once(store):
     assert inbox.waiting() == [] and heeded == [True]
     desk.tick()
     assert len(read_journal(store.journal_path)) == 3
+
+
+def test_a_command_sees_the_run_as_it_will_be_once_earlier_requests_are_taken_up(store):
+    """Nobody drives the run: what was asked before waits, and is granted first."""
+    inbox = Inbox(store)
+    for request in (
+        AddJobs((LATE,)),
+        PauseJobs(("late",)),
+        CancelJobs(("nobody",)),
+        DrainNode("a"),
+    ):
+        inbox.put(request)
+    state, facts = look_ahead(store)
+    granted = answer(ContinueJobs(("late",)), "9", state, facts, 7.0)
+    assert granted == events.JobsContinued(7.0, (2,), "9")
+    with pytest.raises(InputError, match="has a job 'late' already"):
+        answer(AddJobs((LATE,)), "9", state, facts, 7.0)
+    with pytest.raises(InputError, match="the last"):
+        answer(DrainNode("b"), "9", state, facts, 7.0)
+    inbox.put(AddNodes(make_nodes({"c": 1.0})))
+    assert answer(DrainNode("c"), "9", *look_ahead(store), 7.0).devices == ("c",)
 
 
 def test_a_request_whose_file_outlived_its_grant_is_not_granted_again(store):

@@ -32,7 +32,7 @@ NODE = Node(
 def seen():
     """Two cards: the first computes wrongly, the second is a colleague's now."""
     cards = tuple(GpuUse(i, "RTX 3090", 24576, mb) for i, mb in enumerate((10.0, 20000.0)))
-    one = Inspection(NODE, stage="done", torch=Torch("2.0", "0.4", "12.1", None))
+    one = Inspection(NODE, stage="done", torch=Torch("2.0", "0.4", "CUDA 12.1", None))
     one.facts = Facts(
         *(0.0, 0, "fermi-internal", "Linux 6", "3.11", "/opt/py/bin/python", 8),
         *(Disk("/scratch/carol", 10**10, 10**11), cards, None),
@@ -93,7 +93,7 @@ def test_a_process_that_is_left_is_found(tmp_path, monkeypatch):
 )
 def test_memory_is_filled_and_must_come_back(monkeypatch, free_mb, problem):
     answers = iter((mb << 20, 256 << 20) for mb in free_mb)
-    monkeypatch.setattr(torch, "device", lambda kind, index: "cpu")
+    monkeypatch.setattr(probe, "gpu_names", lambda torch: ["cpu"])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: next(answers))
     told = probe.fill_memory(0)
     assert told["problem"] == problem

@@ -105,12 +105,22 @@ def test_a_run_that_someone_drives_shows_what_is_probably_done(run):
     os.utime(store.journal_path, (time.time() - 4,) * 2)
     with store.locked():
         seen = Spectator(store)
-        scene = Scene(seen.facts.mix, seen.devices, seen.state, seen.rates, seen.now, guesses=True)
+        scene = Scene(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
         seen.look(scene.happened)
         fast = scene.device_rows()[0]
     assert seen.standing == "running"
     assert (fast.doing, fast.job, fast.rate) == ("training", "weather", 5.0)
     assert 50 > fast.steps >= 20
+
+
+def test_a_spectator_sees_added_jobs_before_a_head_is_put_together_for_them(run):
+    store = run(UNDER_WAY)
+    seen = Spectator(store)
+    scene = Scene(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
+    seen.look(scene.happened)
+    run([events.JobsAdded(13.0, (Job(9, "late", 40, 16),), "asked")])
+    seen.look(scene.happened)
+    assert [job.name for job in scene.job_rows(scene.left())][-1] == "late"
 
 
 def test_a_spectator_hears_every_event_once(run):

@@ -1,6 +1,7 @@
 """How long a copy may take before its supervisor ends it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.node.agent.supervisor import LEAVING, _limits
-from hadar_cli.node.contract import AttemptFiles, Order, Progress
+from hadar_cli.node.agent import supervisor
+from hadar_cli.node.agent.supervisor import LEAVING, WorkerSpec, _hold_device, _limits
+from hadar_cli.node.agent_events import Progress, WorkerEnd
+from hadar_cli.node.contract import AttemptFiles, Order
+from hadar_cli.node.gpus.cards import CardLock
 
 
 @pytest.fixture
@@ -142,3 +146,26 @@ supervisor.supervise(Path({str(tmp_path / "worker")!r}), spec, script)
     assert process.wait(60) == 0
     assert json.loads((tmp_path / "worker" / "exit.json").read_text())["code"] == 0
     assert (tmp_path / "after").exists()
+
+
+@pytest.mark.parametrize("silent_s", [1.0, 100.0])
+def test_the_runs_own_last_worker_that_leaves_late_is_no_other_run(tmp_path, monkeypatch, silent_s):
+    """Between a lock's taking and its note, or after its giving back, nobody says who holds it."""
+    clock = [0.0]
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(supervisor, "_reason_to_stop", lambda *_: None)
+    before = CardLock("device-0", tmp_path)
+    before.take({"at": str(tmp_path), "worker": "w1"})
+
+    def sleep(_: float) -> None:
+        clock[0] += 1.0
+        if clock[0] == 60.0:
+            os.ftruncate(before._descriptor, 0)
+        elif clock[0] == 60.0 + silent_s:
+            before.give_back()
+
+    monkeypatch.setattr(supervisor.time, "sleep", sleep)
+    (tmp_path / "w2").mkdir()
+    spec = WorkerSpec([], {}, "", str(tmp_path / "lease"), 10.0, "", "", "")
+    _, end = _hold_device(tmp_path / "w2", spec, {})
+    assert end == (WorkerEnd.CARD_TAKEN if silent_s > 10.0 else None)

@@ -142,7 +142,7 @@ def test_a_measured_rate_replaces_the_estimate_and_is_shared_by_the_class() -> N
     rates = RateModel(jobs, [make_device("a", "T4"), make_device("b", "V100")])
     assert rates.measured(0, "a") is None
     assert rates.rate(0, "a") == rates.estimated(0, "a")
-    rates.observe(0, "a", steps=300, seconds=10)
+    rates.observe(0, "a", batches=300, seconds=10)
     assert rates.rate(0, "a") == rates.rate(1, "a") == rates.measured(1, "a") == 30
     assert rates.measured(2, "a") is None
     assert rates.estimated(0, "a") != 30
@@ -159,18 +159,18 @@ def test_scripts_with_other_arguments_do_not_share_measurements() -> None:
 def test_one_noisy_round_does_not_swing_a_rate() -> None:
     rates = RateModel([make_job(0)], [make_device("a", "T4")])
     for _ in range(5):
-        rates.observe(0, "a", steps=100, seconds=10)
-    rates.observe(0, "a", steps=1, seconds=1)
+        rates.observe(0, "a", batches=100, seconds=10)
+    rates.observe(0, "a", batches=1, seconds=1)
     assert rates.rate(0, "a") == pytest.approx(10, rel=0.1)
     for _ in range(8):
-        rates.observe(0, "a", steps=50, seconds=10)
+        rates.observe(0, "a", batches=50, seconds=10)
     assert rates.rate(0, "a") == pytest.approx(5, rel=0.02)
 
 
 def test_one_measurement_corrects_the_jobs_other_devices_but_hardly_other_jobs() -> None:
     devices = [make_device("a", "T4"), make_device("b", "V100")]
     rates = RateModel([make_job(0), make_job(1, batch_size=64)], devices)
-    rates.observe(0, "a", steps=4 * rates.estimated(0, "a"), seconds=1)
+    rates.observe(0, "a", batches=4 * rates.estimated(0, "a"), seconds=1)
     assert rates.rate(0, "b") / rates.estimated(0, "b") == pytest.approx(4, rel=0.25)
     assert 1 < rates.rate(1, "a") / rates.estimated(1, "a") < 1.5
 

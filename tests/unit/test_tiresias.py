@@ -30,3 +30,15 @@ def test_never_where_a_job_cannot_run():
 def test_refill_leaves_the_running_alone():
     queue = queue_of([[1.0]] * 3, capacity=[2], running={0: (1,)})
     assert Tiresias().refill(queue) == {1: (1,)}
+
+
+def test_a_decision_holds_until_the_first_job_falls_to_the_second_queue():
+    """Job 1 lacks the least, but waits; job 0 gains two device-seconds a second."""
+    attained = np.array([3000.0, 3590.0, 5000.0])
+    queue = queue_of([[1.0]] * 3, capacity=[2], gang=[2, 1, 1], attained_s=attained, now_s=50.0)
+    decision = Tiresias().allocate(queue)
+    assert list(decision.allocations) == [0]
+    assert decision.until_s == 50.0 + 600.0 / 2
+    assert not decision.outlasts_refills
+    alone = queue_of([[1.0]], capacity=[1], attained_s=attained[2:])
+    assert Tiresias().allocate(alone).until_s == np.inf

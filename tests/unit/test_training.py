@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hadar_cli import training
-from hadar_cli.node.last_words import EARLY_UPDATE
+from hadar_cli.node.contract import Order
+from hadar_cli.node.last_words import EARLY_UPDATE, MISCOUNTED, RUNS_AHEAD
 from hadar_cli.node.slices import parse_slices, take
-from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.training.attempt import Attempt, say_once
 from hadar_cli.node.training.checkpoints import checkpoint
 from hadar_cli.node.training.pacing import Pace
 
@@ -570,6 +571,112 @@ def test_a_schedule_that_ends_holds_its_last_rate(order):
     assert late.optimizer.param_groups[0]["lr"] == pytest.approx(1.0 / 25 / 1e4)
 
 
+class Counting:
+    """A schedule as timm's: told its epoch and the number of updates, and stateless otherwise."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, in_epochs: bool) -> None:
+        self.optimizer, self.in_epochs = optimizer, in_epochs
+
+    def state_dict(self) -> dict:
+        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.__dict__.update(state)
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        if self.in_epochs:
+            self.optimizer.param_groups[0]["lr"] = 1e-3 / (1 + epoch)
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        if not self.in_epochs:
+            self.optimizer.param_groups[0]["lr"] = 1e-3 / (1 + num_updates)
+
+
+@pytest.mark.parametrize("counts", ["epochs", "the job's updates", "its own updates"])
+def test_a_schedule_that_is_told_its_place_is_put_at_the_jobs(order, capsys, counts):
+    def train() -> None:
+        script = Script()
+        schedule = Counting(script.optimizer, in_epochs=counts == "epochs")
+        t = training(script.model, script.optimizer, schedule)
+        for epoch in t.epochs(20):
+            for index, (x, _) in enumerate(t.loader(script.data, batch_size=4)):
+                script.model(x / 20).square().mean().backward()
+                script.optimizer.step()
+                own = epoch * 5 + index + 1  # right by hand, but an order may begin anywhere
+                schedule.step_update(own if counts == "its own updates" else t.position + 1)
+            schedule.step(epoch + 1)
+
+    say_once.cache_clear()
+    first = order(1, STEPS=7, SLICES="0:7")
+    train()
+    assert MISCOUNTED not in capsys.readouterr().out
+    where = {"CKPT_IN": first["HADAR_CKPT_OUT"], "GLOBAL_STEP": 52}
+    placed = order(2, STEPS=2, SLICES="52:54", **where)
+    train()
+    at = [11, 11] if counts == "epochs" else [53, 54 if counts == "the job's updates" else 52]
+    assert result_of(placed)["lr"] == pytest.approx([1e-3 / place for place in at])
+    assert (MISCOUNTED in capsys.readouterr().out) == (counts == "its own updates")
+
+
+def test_a_schedule_that_nobody_can_place_is_refused_with_the_fix():
+    script = Script()
+
+    class Rate:
+        def step(self) -> None:
+            script.optimizer.param_groups[0]["lr"] *= 0.9
+
+        def state_dict(self) -> dict:
+            return {}
+
+    with pytest.raises(TypeError, match=r"Rate has neither last_epoch.*LambdaLR.*t\.position"):
+        training(script.model, script.optimizer, Rate())
+
+
+# -- loops of another kind --------------------------------------------------------------------
+
+
+def test_two_loops_over_a_loader_that_take_turns_are_refused(order):
+    script = Script()
+    order(1, STEPS=4, SLICES="0:4")
+    with (
+        pytest.raises(RuntimeError, match=r"two loops over t\.loader.*StackDataset"),
+        training(script.model, script.optimizer) as t,
+    ):
+        for (x, _), _ in zip(  # noqa: B905 - as people write it
+            t.loader(script.data, batch_size=4), t.loader(Numbers(20), batch_size=4)
+        ):
+            t.step(script.model(x).mean())
+
+
+def test_one_loop_after_another_is_as_usual(order):
+    script = Script()
+    placed = order(1, STEPS=8, SLICES="0:8", TOTAL_STEPS=10)
+    t = training(script.model, script.optimizer)
+    loops = []  # which keeps those that are over, or left
+    for _ in t.epochs(2):
+        loops.append(iter(t.loader(script.data, batch_size=4)))
+        for x, _ in loops[-1]:
+            t.step(script.model(x).mean())
+    assert result_of(placed)["steps"] == 8
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_loop_that_asks_ahead_of_its_updates_is_told(order, capsys, is_ahead):
+    say_once.cache_clear()
+    order(1, STEPS=4, SLICES="0:4")
+    script = Script()
+    with training(script.model, script.optimizer) as t:
+        batches = iter(t.loader(script.data, batch_size=4))
+        now = next(batches)
+        while now is not None:
+            ahead = next(batches, None) if is_ahead else None
+            script.optimizer.zero_grad()
+            script.model(now[0] / 20).square().mean().backward()
+            script.optimizer.step()
+            now = ahead if is_ahead else next(batches, None)
+    assert (RUNS_AHEAD in capsys.readouterr().out) == is_ahead
+
+
 # -- updates ----------------------------------------------------------------------------------
 
 
@@ -965,3 +1072,13 @@ def test_a_stream_is_read_to_its_end_by_hand_and_by_steps_under_orders(order, mo
     assert run() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]] * 2
     order(STEPS=2, SLICES="1:2,5:6")
     assert run() == [[2.0, 3.0], [4.0, 5.0]]
+
+
+def test_an_attempt_never_claims_steps_that_it_was_not_given(tmp_path):
+    order = Order(2, ((4, 6),), 60.0, result=tmp_path / "result.json", issued_at=1.0)
+    attempt = Attempt(order, pace=None)
+    attempt.validate()
+    attempt.steps = 3
+    with pytest.raises(AssertionError, match="steps that it was not given"):
+        attempt.hand_in("steps", False, None, None)
+    assert not order.result.exists() and not attempt.is_handed_in

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from hadar_cli.core import events
+from hadar_cli.core.reasons import Loss
 from hadar_cli.core.state import RunState
 from hadar_cli.report.format import brief, clock, count, fit, listed
 from hadar_cli.report.live.sparkline import Trail, heat, sparkline
@@ -93,6 +94,11 @@ def test_failures_name_their_cause_and_what_becomes_of_the_steps() -> None:
         "job-1 on d failed: it exited with code 1 ([bold]No space left); "
         "its 10 steps go back to the pool"
     )
+    full = events.CopyLost(8.0, "c", "no memory: CUDA", "CUDA", reason=Loss.OUT_OF_MEMORY)
+    assert told(held, full)[1] == (
+        "job-1 on d failed: no memory: CUDA; next it tries its batches in 2 pieces there; "
+        "its 10 steps go back to the pool"
+    )
     assert told(held, events.DeviceLost(8.0, "d", "its agent\nended"))[1] == (
         "d lost; its 10 steps of job-1 go back to the pool (its agent ended)"
     )
@@ -145,6 +151,15 @@ def test_a_lost_device_and_its_copy_are_one_line(first: str) -> None:
     lost: list[events.Event] = [copy, device] if first == "copy" else [device, copy]
     lines, _ = chronicle_of([*RUN, held, *lost])
     assert lines == ["d lost; its 10 steps of job-1 go back to the pool (its agent ended)"]
+
+
+def test_a_copy_that_had_nothing_to_hand_in_yet_when_its_job_was_paused_is_no_news() -> None:
+    lost = events.CopyLost(9.0, "c", "released", reason=Loss.TERMINATED)
+    held = events.CopyStarted(7.0, "c", 1, 2, "d", 1, 0, ((0, 10),))
+    lines, _ = chronicle_of([*RUN, held, events.JobsPaused(8.0, (1,), "asked"), lost])
+    assert lines == ["paused job-1: copies hand in, nothing more is started"]
+    lines, _ = chronicle_of([*RUN, held, lost])
+    assert lines == ["job-1 on d failed: released; its 10 steps go back to the pool"]
 
 
 def test_a_copy_that_only_its_node_forgot_is_told_with_the_next_event() -> None:

@@ -1,12 +1,16 @@
 """YARN's capacity scheduler: first come, first served, to the end."""
 
+import math
+
 from hadar_cli.core.policies.baselines.yarn_cs import YarnCs
 from tests.support.queues import queue_of
 
 
 def test_nothing_is_taken_from_who_runs():
     queue = queue_of([[1.0]] * 2, capacity=[1], arrived_s=[9, 0], running={0: (1,)})
-    assert YarnCs().allocate(queue).allocations == {0: (1,)}
+    decision = YarnCs().allocate(queue)
+    assert decision.allocations == {0: (1,)}
+    assert decision.until_s == math.inf  # nothing changes before a job comes or ends
 
 
 def test_first_come_first_served():
