@@ -21,7 +21,7 @@ from tests.support.gangs import Member, gang, run
 
 RATIOS = (0.80, 0.42, 0.12, 1.0, 0.45)
 FASTEST = 0.55  # of a core
-BATCH = 240
+BATCH = 720
 SCRIPT = """
 import torch
 from torch import nn

@@ -166,9 +166,9 @@ def run_large(directory: Path, mb: int, mb_per_s: float, to_end: bool = True) ->
             f"  - {{script: large.py, steps: {STEPS}, batch_size: 4, fork: 2, args: '{mb} 0.2'}}\n"
         )
         two = '[{ model = "RTX 3090" }, { model = "RTX 3090" }]'
-        inventory = f"{_inventory_of(node)}gpus = {two}\nemulate = {{ speed = 0.1 }}\n"
+        inventory = f"{inventory_of(node)}gpus = {two}\nemulate = {{ speed = 0.1 }}\n"
         (project / "nodes.toml").write_text(inventory)
-        head = _Head(project)
+        head = Head(project)
         began = time.monotonic()
         head.start("run", "mix.yaml", "-n", "nodes.toml", "--name", "large", "--no-live")
         run = project / "runs" / "large"
@@ -202,11 +202,11 @@ def merges_of(journal: Path) -> list[events.WeightsMerged]:
     return [e for e in read_journal(journal) if isinstance(e, events.WeightsMerged)]
 
 
-class _Head:
+class Head:
     """The head's process, its memory looked at all the while."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self.peak_mb = directory, 0.0
+        self._directory, self.peak_mb, self.told = directory, 0.0, ""
 
     def start(self, *words: str) -> None:
         self._process = subprocess.Popen(
@@ -238,7 +238,8 @@ class _Head:
         while self._process.poll() is None:
             self._look()
             time.sleep(0.1)
-        assert self._process.returncode == 0, self._process.communicate()[1]
+        self.told = self._process.communicate()[1]
+        assert self._process.returncode == 0, self.told
 
 
 def gigabytes(mb: int, mb_per_s: float) -> Iterator[Row]:
@@ -269,8 +270,8 @@ def run_beside(
         with lab.known_hosts.open("a") as file:
             file.write(f"[127.0.0.1]:{port} {far.host_key()}\n")
         nodes = {node.name: node for node in read_nodes(lab.inventory)}
-        inventory = _inventory_of(replace(nodes[far.name], name="far", port=port)) * with_far
-        inventory += _inventory_of(replace(nodes[near.name], name="near"))
+        inventory = inventory_of(replace(nodes[far.name], name="far", port=port)) * with_far
+        inventory += inventory_of(replace(nodes[near.name], name="near"))
         project = directory / "project"
         project.mkdir()
         shutil.copyfile(LARGE, project / "large.py")
@@ -279,7 +280,7 @@ def run_beside(
             f"name: beside\nslot_s: {slot_s}\njobs:\n"
             f"  - {{script: large.py, steps: {steps}, batch_size: 4, args: '{mb} 0.1'}}\n"
         )
-        head = _Head(project)
+        head = Head(project)
         try:
             head.start("run", "mix.yaml", "-n", "nodes.toml", "--name", "beside", "--no-live")
             head.end()
@@ -302,7 +303,7 @@ def slow_link(mb: int, mb_per_s: float, steps: int) -> Iterator[Row]:
     yield beside(case, "s", times[0], "without it", times[1])
 
 
-def _inventory_of(node: Node) -> str:
+def inventory_of(node: Node) -> str:
     return (
         f'[[node]]\nname = "{node.name}"\nhost = "{node.host}"\nport = {node.port}\n'
         f'user = "{node.user}"\nidentity_file = "{node.identity_file}"\n'
