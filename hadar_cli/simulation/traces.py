@@ -55,9 +55,14 @@ class Throughputs:
 
     gang_rates: Mapping[tuple[str, int, str], float]
     models: frozenset[str] = field(init=False)
+    _sizes: Mapping[tuple[str, str], Sequence[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset(model for model, _, _ in self.gang_rates))
+        sizes: dict[tuple[str, str], list[int]] = {}
+        for model, size, kind in self.gang_rates:
+            sizes.setdefault((model, kind), []).append(size)
+        object.__setattr__(self, "_sizes", sizes)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -79,13 +84,10 @@ class Throughputs:
         A gang size that was never measured scales from the next smaller one that was, without
         loss: an optimistic guess, the same for every policy.
         """
-        sizes = {g for m, g, k in self._sizes(model) if k == kind}
+        sizes = self._sizes.get((model, kind), ())
         measured = max((g for g in sizes if g <= gang), default=None)
         rate = self.gang_rates[model, measured, kind] / measured if measured else 0.0
         return max(rate, 0.0)
-
-    def _sizes(self, model: str) -> Iterator[tuple[str, int, str]]:
-        return (key for key in self.gang_rates if key[0] == model)
 
     def matrices(self, jobs: Sequence[Job], kinds: Sequence[str]) -> tuple[FloatArray, FloatArray]:
         """Jobs × kinds, one device's steps per second: consolidated, and spread over nodes."""

@@ -37,7 +37,9 @@ _PAINT_EVERY_S = 0.2
 
 Jobs = Annotated[
     Path | None,
-    typer.Argument(metavar="TRACE|MIX", help="The jobs: a mix, a Gavel trace, or a plain CSV."),
+    typer.Argument(
+        metavar="TRACE|MIX", help="The jobs: a mix, Gavel's or Shockwave's trace, or a CSV."
+    ),
 ]
 Table = Annotated[
     Path | None,
@@ -203,6 +205,7 @@ def _read(
 ) -> _Batch:
     from hadar_cli.config.mixes import read_mix
     from hadar_cli.core.model import Mix, are_accelerators, devices_of
+    from hadar_cli.simulation.shockwave import is_workload, read_workload
     from hadar_cli.simulation.speeds import parse_cluster, require_known_gpus
     from hadar_cli.simulation.traces import read_throughputs, read_trace
 
@@ -225,6 +228,9 @@ def _read(
     if throughputs:
         require_file(throughputs)
         table = read_throughputs(throughputs)
+        if trace and is_workload(path):
+            trace = read_workload(path, table)
+            table = trace.rates
     if cluster:
         devices = parse_cluster(cluster, gpus_per_node)
         if table is None:
