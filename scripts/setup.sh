@@ -22,7 +22,8 @@ if [ ! -e "$stamp" ] || [ "$root/pyproject.toml" -nt "$stamp" ] || [ "$root/cons
         echo "Could not make .venv; on Debian and Ubuntu: apt-get install python3-venv" >&2
         exit 2
     }
-    "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    # Not compiled ahead: Python does that for the few modules that are ever imported.
+    "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
         --constraint "$root/constraints.txt" --editable "$root${extra:+[$extra]}" >&2 || {
         echo "Installation failed; the lines above say why. Try again once it is mended." >&2
         exit 2
