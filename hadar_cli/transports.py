@@ -118,11 +118,11 @@ def renters(nodes: Sequence[Node], run: RunStore) -> Callable[[bool], None]:
     are rented may be ended when they have no work. All are wanted at first."""
     fleets = {_fleet(node, run) for node in nodes if node.aws}
     for fleet in fleets:
-        fleet.wake()
+        fleet.demand.wake()
 
     def tell(is_short: bool) -> None:
         for fleet in fleets:
-            fleet.need(is_short)
+            fleet.demand.need(is_short)
 
     return tell
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hadar_cli.aws.account import Account, link_errors
-from hadar_cli.aws.budget import FIRST_S, HAND_IN_S, LAST_S, Budget
-from hadar_cli.aws.discovery import address_of
+from hadar_cli.aws.asking import Demand, Tries
+from hadar_cli.aws.budget import FIRST_S, HAND_IN_S, LAST_S, Budget, Guard, PaidClock
 from hadar_cli.aws.launching import (
     FOR_OTHERS,
     NODE,
@@ -22,36 +23,16 @@ from hadar_cli.aws.launching import (
     launch,
     tags_of,
 )
+from hadar_cli.aws.machines import STARTING, UP, Machine, read_machines
+from hadar_cli.aws.settlement import NO_SWITCH, UNLISTED_S, Settlement
 from hadar_cli.core.measures.costs import Rental
 from hadar_cli.core.model import AwsRequest, Node
+from hadar_cli.errors import HadarError
 from hadar_cli.nodes.wire import NoMoreError, NotYetError
 from hadar_cli.runs.rentals import RentalBook
 
 _LIST_EVERY_S = 2.0
-_UNLISTED_S = 120.0  # a new instance may be missing from lists
-_SHORT_S = 30.0  # jobs wait for so long before instances are started for them again
-_STARTING, _UP, _ENDED = "pending", "running", ("shutting-down", "terminated", "stopped")
-NO_SWITCH = "if the head dies, nothing ends it but `hadar clean` or `hadar cancel`"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """An instance that carries a run's tags."""
-
-    id: str
-    node: str
-    state: str
-    host: str  # its public address
-    private_host: str
-    launched_at: float
-
-    @property
-    def is_up(self) -> bool:
-        return self.state == _UP
-
-    @property
-    def is_over(self) -> bool:
-        return self.state in (*_ENDED, "stopping")
+_LOOK_EVERY_S = 30.0  # whether what is paid for is still there
 
 
 class Fleet:
@@ -59,16 +40,19 @@ class Fleet:
 
     def __init__(self, account: Account, run: str, token: str, directory: Path) -> None:
         self._account, self._run, self._token = account, run, token
-        self.book = RentalBook(directory)
+        self.book, self._clock = RentalBook(directory), PaidClock()
+        self.demand, self.tries = Demand(), Tries()
+        self.guard = Guard(lambda: bool(self.book.going), self._count)
         self.starting = threading.RLock()  # held by who looks whether there is one to start
-        self._listing = threading.Lock()
+        self._listing = threading.RLock()
         self._machines: list[Machine] = []
         self._listed_at = 0.0
+        self._looked_at = self.book.kept_at  # when a head last saw what there is
         self._fresh: dict[str, tuple[float, Machine]] = {}
+        self._untried: dict[str, str] = {}  # started here, never reached: instance -> node
+        self._let_go: set[str] = set()  # ended here: a list may still show them as running
+        self._nodes: dict[str, Node] = {}
         self._is_out_of_money = False
-        self._resting: set[str] = set()  # nodes whose instances were ended for want of work
-        # When jobs began to wait for machines; they do until somebody tells otherwise.
-        self._short_since: float | None = time.monotonic()
 
     @classmethod
     def of(cls, request: AwsRequest, run: str, token: str, directory: Path) -> Fleet:
@@ -77,6 +61,10 @@ class Fleet:
             if key not in _FLEETS:
                 _FLEETS[key] = cls(Account.of(request), run, token, directory)
             return _FLEETS[key]
+
+    def know(self, node: Node) -> None:
+        """Its price, and how it ends, are the node's."""
+        self._nodes[node.name] = node
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -87,48 +75,68 @@ class Fleet:
                 self._list()
             return [one for one in self._machines if one.node == node and not one.is_over]
 
+    def awaits(self, node: str) -> bool:
+        """Whether one was asked for so lately that no list may show it yet."""
+        asked = (one for one in self.book.going if one.node == node and not one.instance)
+        return any(self._clock.now() < one.since + UNLISTED_S for one in asked)
+
     def _list(self) -> None:
-        filters = [{"Name": f"tag:{TOKEN}", "Values": [self._token]}]
+        asked_at = time.monotonic()
+        found = self._described("tag:" + TOKEN, [self._token])
+        unseen = {one.instance for one in self.book.going} - {"", *(one.id for one in found)}
+        if unseen:  # whose tags somebody removed
+            found += self._described("instance-id", sorted(unseen))
+        found = [one for one in found if one.token in ("", self._token)]
+        young = [one for at, one in self._fresh.values() if asked_at < at + UNLISTED_S]
+        unlisted = {*self._let_go, *(one.id for one in young)}
+        now, before = self._clock.now(), self._looked_at
+        Settlement(self.book, self._nodes, now, before).settle(found, unlisted)
+        for machine in found:
+            if machine.is_over and (node := self._untried.pop(machine.id, None)):
+                why = machine.why or machine.state
+                self.tries.fail(node, f"{machine.id} ended before it was reached: {why}")
+        seen = {machine.id for machine in found}
+        self._machines = [*found, *(one for one in young if one.id not in seen)]
+        self._listed_at, self._looked_at = time.monotonic(), now
+
+    def _described(self, name: str, values: list[str]) -> list[Machine]:
+        filters, now = [{"Name": name, "Values": values}], self._clock.now()
         with link_errors():
             pages = self._account.ec2.get_paginator("describe_instances").paginate(Filters=filters)
-            found = [_read(raw) for raw in _instances(pages)]
-        now = time.monotonic()
-        seen = {machine.id for machine in found}
-        for machine in found:
-            if machine.is_over:  # by whomever
-                self.book.end(machine.id, time.time())
-        young = (one for at, one in self._fresh.values() if now < at + _UNLISTED_S)
-        self._machines = [*found, *(one for one in young if one.id not in seen)]
-        self._listed_at = now
+            return list(read_machines(pages, now))
 
     # -- started and ended ---------------------------------------------------------------------
 
     def start(self, node: Node) -> Machine:
-        """Asks for one; it is in the book before anybody uses it."""
+        """Asks for one; it is in the book before it can cost anything."""
         request = node.aws
         assert request
         self._require_money(node)
+        self.tries.require(node.name)
         tags = tags_of(request, self._run, self._token, node.name)
-        since, client = time.time(), self._account.ec2
-        with link_errors():
-            if request.instance:
-                raw = self._start_own(client, request, tags)
-            else:
-                raw = launch(client, request, tags)["Instances"][0]
-        machine = Machine(raw["InstanceId"], node.name, _STARTING, "", "", time.time())
-        self.book.begin(
-            Rental(
-                machine.id,
-                node.name,
-                raw.get("InstanceType", request.type or ""),
-                node.price_per_hour or 0.0,
-                since,
-                is_spot=request.spot,
-            )
-        )
+        ask, client = uuid.uuid4().hex, self._account.ec2
+        price, kind = node.price_per_hour or 0.0, request.type or ""
+        own, now = request.instance or "", self._clock.now()
+        asked = Rental(own, node.name, kind, price, now, is_spot=request.spot, ask=ask)
+        self.book.begin(asked)
+        try:
+            with link_errors():
+                if request.instance:
+                    raw = self._start_own(client, request, tags)
+                else:
+                    raw = launch(client, request, tags, ClientToken=ask)["Instances"][0]
+        except (NotYetError, NoMoreError) as error:  # AWS has said no; else nobody knows
+            self.book.refuse(ask)
+            self.tries.put_off(node.name, str(error))
+            raise
+        self.book.grant(ask, raw["InstanceId"], raw.get("InstanceType", ""))
+        machine = Machine(raw["InstanceId"], node.name, STARTING, "", "", self._clock.now())
         with self._listing:
             self._fresh[machine.id] = time.monotonic(), machine
+            self._untried[machine.id] = node.name
+            self._let_go.discard(machine.id)
             self._listed_at = 0.0
+        self.guard.begin()
         if request.is_ours:
             with link_errors():
                 if not has_switch(client, request):
@@ -139,9 +147,9 @@ class Fleet:
         told = client.describe_instances(InstanceIds=[request.instance])["Reservations"]
         raw = told[0]["Instances"][0]
         theirs = {tag["Key"]: tag["Value"] for tag in raw.get("Tags", ())}
-        if theirs.get(TOKEN, self._token) != self._token and raw["State"]["Name"] == _UP:
+        if theirs.get(TOKEN, self._token) != self._token and raw["State"]["Name"] == UP:
             raise NotYetError(f"{request.instance} is in use by run {theirs.get(RUN)}")
-        if raw["State"]["Name"] == _UP:
+        if raw["State"]["Name"] == UP:
             raise NoMoreError(f"{request.instance} {FOR_OTHERS}", fix=NOT_OURS)
         client.create_tags(Resources=[request.instance], Tags=tags)
         client.start_instances(InstanceIds=[request.instance])
@@ -154,85 +162,67 @@ class Fleet:
         if not ids:
             return
         client = self._account.ec2
-        with link_errors():
+        with self._listing, link_errors():
             if node.aws.is_ours:
                 client.terminate_instances(InstanceIds=ids)
             else:
                 client.stop_instances(InstanceIds=ids)
                 client.delete_tags(Resources=ids, Tags=[{"Key": k} for k in (RUN, TOKEN, NODE)])
-        for instance in ids:
-            self.book.end(instance, time.time())
-        with self._listing:
             for instance in ids:
+                self.book.end_instance(instance, self._clock.now())
                 self._fresh.pop(instance, None)
+                self._untried.pop(instance, None)
+            self._let_go.update(ids)
             self._listed_at = 0.0
 
-    # -- work ----------------------------------------------------------------------------------
+    def age_s(self, machine: Machine) -> float:
+        """Since it was started last."""
+        since = [one.since for one in self.book.going if one.instance == machine.id]
+        return self._clock.now() - max(machine.launched_at, *since, 0.0)
 
-    def need(self, is_short: bool) -> None:
-        """Whether jobs wait for machines; told again and again."""
-        if not is_short:
-            self._short_since = None
-        elif self._short_since is None:
-            self._short_since = time.monotonic()
-        elif time.monotonic() > self._short_since + _SHORT_S:
-            self.wake()
+    def is_tried(self, machine: Machine) -> bool:
+        """Whether anybody could train there, or another head may have."""
+        return machine.id not in self._untried
 
-    def wake(self) -> None:
-        """There may be work for all."""
-        self._resting.clear()
-        self._short_since = time.monotonic()
-
-    def rest(self, node: str) -> bool:
-        """A node that has nothing to do may end its instance, unless jobs wait; whether it may."""
-        if self._short_since is None:
-            self._resting.add(node)
-        return node in self._resting
-
-    def rests(self, node: str) -> bool:
-        return node in self._resting
+    def reached(self, machine: Machine) -> None:
+        """Somebody can train there."""
+        self._untried.pop(machine.id, None)
+        self.tries.succeed(machine.node)
 
     # -- money ---------------------------------------------------------------------------------
 
     def _require_money(self, node: Node) -> None:
         assert node.aws
-        budget, rentals = Budget(node.aws.budget), self.book.rentals
-        lasts_s = budget.lasts_s(rentals, node.price_per_hour or 0.0)
+        budget, rentals, now = Budget(node.aws.budget), self.book.rentals, self._clock.now()
+        lasts_s = budget.lasts_s(rentals, now, node.price_per_hour or 0.0)
         if self._is_out_of_money or lasts_s < FIRST_S:
             fix = f"raise aws.budget and go on: hadar resume {self._run} -n nodes.toml"
-            raise NoMoreError(budget.in_words(rentals), fix=fix)
+            raise NoMoreError(budget.in_words(rentals, now), fix=fix)
 
     def runs_out(self, node: Node) -> str:
         """Why all instances are to hand in now, "" as long as there is money for more."""
         assert node.aws
-        budget, rentals = Budget(node.aws.budget), self.book.rentals
-        if not self._is_out_of_money and budget.lasts_s(rentals) > HAND_IN_S:
+        budget, rentals, now = Budget(node.aws.budget), self.book.rentals, self._clock.now()
+        if not self._is_out_of_money and budget.lasts_s(rentals, now) > HAND_IN_S:
             return ""
         self._is_out_of_money = True
-        return budget.in_words(rentals)
+        return budget.in_words(rentals, now)
 
-    def is_broke(self, node: Node) -> bool:
-        """Whether not even handing in can be paid for any more."""
-        assert node.aws
-        return Budget(node.aws.budget).lasts_s(self.book.rentals) <= LAST_S
+    def _count(self) -> None:
+        """Looks from time to time what there is; ends it all before the money is gone."""
+        with self._listing:
+            if time.monotonic() > self._listed_at + _LOOK_EVERY_S:
+                self._list()
+                self.book.keep()
+        limits = [node.aws.budget for node in self._nodes.values() if node.aws]
+        limit = next((one for one in limits if one is not None), None)
+        if Budget(limit).lasts_s(self.book.rentals, self._clock.now()) > LAST_S:
+            return
+        self._is_out_of_money = True
+        for node in list(self._nodes.values()):
+            with suppress(HadarError):  # once more in a second
+                self.end(node, self.machines(node.name))
 
 
 _OPENING = threading.Lock()
 _FLEETS: dict[tuple[Any, ...], Fleet] = {}
-
-
-def _instances(pages: Iterable[Any]) -> list[dict[str, Any]]:
-    return [raw for page in pages for group in page["Reservations"] for raw in group["Instances"]]
-
-
-def _read(raw: dict[str, Any]) -> Machine:
-    tags = {tag["Key"]: tag["Value"] for tag in raw.get("Tags", ())}
-    launched = raw.get("LaunchTime")
-    return Machine(
-        id=str(raw["InstanceId"]),
-        node=tags.get(NODE, ""),
-        state=str(raw["State"]["Name"]),
-        host=address_of(raw),
-        private_host=address_of(raw, private=True),
-        launched_at=launched.timestamp() if launched else time.time(),
-    )

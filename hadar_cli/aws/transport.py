@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from hadar_cli.aws import switch
 from hadar_cli.aws.account import Account, link_errors
-from hadar_cli.aws.console import shown_host_key
-from hadar_cli.aws.fleet import NO_SWITCH, Fleet, Machine
+from hadar_cli.aws.fleet import Fleet
+from hadar_cli.aws.machines import Machine, shown_host_key
+from hadar_cli.aws.settlement import NO_SWITCH
 from hadar_cli.core.model import AWS, Node
 from hadar_cli.errors import HadarError, RefusedError
 from hadar_cli.node import contract
@@ -20,7 +21,7 @@ from hadar_cli.nodes.wire import LinkLostError, NotYetError, said
 
 _PROMPT_S, _LOOK_EVERY_S = 8.0, 1.0
 _BOOT_S = 300.0  # in which a new instance may still turn logins away
-_KEY_S = 600.0  # for the console to show a host key
+_KEY_S = 600.0  # for the console to show a host key, and for a first login
 _ARM_S = 20.0
 _MINUTE_S = 60.0
 METADATA = "http://169.254.169.254"
@@ -46,7 +47,7 @@ class AwsTransport:
         self._keys: dict[str, str] = {}
         self._armed: set[str] = set()
         self._aborted = threading.Event()
-        self._is_ending = False
+        fleet.know(node)
 
     def open(self, command: str) -> CommandStream:
         self._aborted.clear()
@@ -54,11 +55,12 @@ class AwsTransport:
         try:
             stream = there.open(command)
         except LinkLostError as error:
-            machine = self._machine
-            if self._there is None and machine and time.time() < machine.launched_at + _BOOT_S:
-                raise NotYetError(f"{machine.id} boots: {error}") from error
+            if self._there is None and (machine := self._machine):
+                self._await_boot(machine, error)
             raise
         self._there = there
+        if self._machine:
+            self._fleet.reached(self._machine)
         self._arm(there)
         return stream
 
@@ -80,14 +82,11 @@ class AwsTransport:
             there.close()
 
     def recalled(self, idle_s: float) -> str:
-        if idle_s > _MINUTE_S * self._request.idle_minutes and self._fleet.rest(self._node.name):
+        if idle_s > _MINUTE_S * self._request.idle_minutes and self._fleet.demand.rest(
+            self._node.name
+        ):
             return f"it had no work for {self._request.idle_minutes:g} minutes"
-        if not (why := self._fleet.runs_out(self._node)) or not self._machine:
-            return ""
-        if self._fleet.is_broke(self._node) and not self._is_ending:
-            self._is_ending = True
-            threading.Thread(target=self.move_on, daemon=True).start()
-        return why
+        return self._fleet.runs_out(self._node) if self._machine else ""
 
     def move_on(self) -> None:
         if machine := self._machine:
@@ -116,11 +115,13 @@ class AwsTransport:
             known = self._fleet.machines(self._node.name)
             mine = [one for one in known if one.id not in self._left]
             machine = min(mine, key=lambda one: not one.is_up, default=None)
-            if not machine and self._fleet.rests(self._node.name):
+            if not machine and self._fleet.demand.rests(self._node.name):
                 raise NotYetError("it had no work, and was ended until there is some")
             if not machine and not self._may_start:
                 raise LinkLostError("no instance of it runs now")
             machine = machine or self._fleet.start(self._node)
+        if self._may_start:
+            self._fleet.guard.begin()
         if not machine.is_up or not self._address(machine):
             raise NotYetError(f"{machine.id} is starting")
         return machine
@@ -147,11 +148,21 @@ class AwsTransport:
             self._keys[machine.id] = key
         return self._keys[machine.id]
 
+    def _await_boot(self, machine: Machine, error: LinkLostError) -> None:
+        """A new instance may turn logins away for a while, one that lets nobody in is ended."""
+        age_s = self._fleet.age_s(machine)
+        if age_s < _BOOT_S:
+            raise NotYetError(f"{machine.id} boots: {error}") from error
+        if self._may_start and age_s > _KEY_S and not self._fleet.is_tried(machine):
+            self.move_on()
+            why = f"{machine.id} let nobody in for {age_s / 60:.0f} minutes: {error}"
+            self._fleet.tries.fail(self._node.name, why)
+
     def _await_key(self, machine: Machine) -> None:
         if not self._request.is_ours:
             return  # the console shows keys at the first boot only: known_hosts decides
         waits_s = min(_KEY_S, 48 * self._request.idle_minutes)
-        if time.time() < machine.launched_at + waits_s:
+        if self._fleet.age_s(machine) < waits_s:
             raise NotYetError(f"{machine.id} boots: its console shows no host key yet")
         self.move_on()
         raise RefusedError(
@@ -201,7 +212,11 @@ def end_instances(node: Node, fleets: Sequence[Fleet]) -> tuple[list[str], list[
     before: list[str] = []
     after: list[str] = []
     for fleet in fleets:
+        fleet.know(node)
         found = fleet.machines(node.name, 0.0)
+        while not found and fleet.awaits(node.name):  # asked for by a head that died just now
+            time.sleep(_LOOK_EVERY_S)
+            found = fleet.machines(node.name, 0.0)
         before += [machine.id for machine in found]
         fleet.end(node, found)
         after += [machine.id for machine in fleet.machines(node.name, 0.0)]

@@ -62,20 +62,23 @@ def _listed(
     for i, fields in enumerate(tables.get("node", ())):
         spot = document.top.inside("node").inside(i)
         yield _node(defaults, fields, spot), spot
-    for kind, host in _BLOCK_HOSTS.items():
+    for kind in _ALLOTTED_HOSTS:
         is_list = isinstance(document.root.get(kind), list)
         for i, block in enumerate(tables.get(kind, ())):
             spot = document.top.inside(kind)
             spot = spot.inside(i) if is_list else spot
             for name in slurm.names_of(block):
                 fields = {key: value for key, value in block.items() if key != "count"}
-                yield _node({"host": host, **defaults}, {**fields, "name": name}, spot), spot
+                yield _node(defaults, {**fields, "name": name}, spot), spot
     for fields in tables.get("aws", ()):
         spot = fields.pop("spot")
         yield _node(defaults, fields, spot), spot
 
 
 def _node(defaults: dict[str, Any], fields: dict[str, Any], spot: Spot) -> Node:
+    for kind, host in _ALLOTTED_HOSTS.items():
+        if kind in fields or kind in defaults:
+            defaults = {"host": host, **defaults}
     for key in ("name", "host"):
         if key not in fields and key not in defaults:
             raise spot.error(f"'{key}' is missing", f"Add '{key}'.")
@@ -204,7 +207,7 @@ _DEFAULTS: dict[str, Reader[Any]] = {
     "slurm": slurm.request,
     "ray": ray.request,
 }
-_BLOCK_HOSTS = {"slurm": LOCAL, "ray": ray.AUTO}  # of blocks that name none
+_ALLOTTED_HOSTS = {"slurm": LOCAL, "ray": ray.AUTO}  # of requests that name none
 
 _INVENTORY = record(
     {

@@ -40,7 +40,14 @@ class LoginRefusedError(LinkLostError):
 
 
 class NotYetError(LinkLostError):
-    """A scheduler has promised the machine, or lost it just now: waiting helps."""
+    """A scheduler has promised the machine, or lost it just now: waiting helps.
+
+    Of each ``kind`` the first is told, while it lasts.
+    """
+
+    def __init__(self, message: str, fix: str | None = None, *, kind: str = "") -> None:
+        super().__init__(message, fix)
+        self.kind = kind
 
 
 class NoMoreError(LinkLostError):

@@ -10,9 +10,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from hadar_cli.aws.console import read_host_key
-from hadar_cli.aws.discovery import Instance
-from hadar_cli.aws.entries import as_toml
+from hadar_cli.aws.discovery import Instance, as_toml
+from hadar_cli.aws.machines import read_host_key
 from hadar_cli.config.inventory import nodes_of, read_nodes
 from hadar_cli.config.strict_toml import parse_toml
 from hadar_cli.core.gpu_table import find_gpu, gpus_of, price_of

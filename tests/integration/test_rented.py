@@ -191,8 +191,8 @@ def test_an_instance_without_work_is_ended_until_there_is_some(lab, tmp_path):
     for name in ("first", "second"):
         text = MIX.replace("GATE", str(gate)).replace("count: 3", one_copy).replace("NAME", name)
         (tmp_path / f"{name}.yaml").write_text(text)
-    hurry = "from hadar_cli.aws import fleet, transport\n"
-    hurry += "transport._MINUTE_S, fleet._SHORT_S = 0.2, 1.0\n"  # idle_minutes is 15
+    hurry = "from hadar_cli.aws import asking, transport\n"
+    hurry += "transport._MINUTE_S, asking._SHORT_S = 0.2, 1.0\n"  # idle_minutes is 15
     words = ("run", "first.yaml", "-n", str(lab.inventory), "--name", "r")
     head = start(tmp_path, *words, code=hurry)
     wait_until(lambda: len(lab.running()) == 2)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from hadar_cli.aws import account, prices, switch
+from hadar_cli.aws.asking import Demand
 from hadar_cli.aws.budget import Budget, require_budget
 from hadar_cli.aws.fleet import Fleet
 from hadar_cli.aws.launching import check_launch
@@ -94,10 +95,10 @@ def test_a_budget_is_projected_and_never_less_than_a_minute_is_charged():
     going = Rental("i-2", "b", "t", 3.6, now - 1000)
     assert spent([ended], now) == pytest.approx(0.06)
     assert spent([ended, going], now) == pytest.approx(1.06)
-    assert Budget(1.26).lasts_s([ended, going]) == pytest.approx(200, abs=1)
-    assert Budget(1.26).lasts_s([ended, going], more=3.6) == pytest.approx(100, abs=1)
-    assert Budget(None).lasts_s([going]) == float("inf")
-    assert Budget(0.05).lasts_s([ended]) == 0.0
+    assert Budget(1.26).lasts_s([ended, going], now) == pytest.approx(200, abs=1)
+    assert Budget(1.26).lasts_s([ended, going], now, more=3.6) == pytest.approx(100, abs=1)
+    assert Budget(None).lasts_s([going], now) == float("inf")
+    assert Budget(0.05).lasts_s([ended], now) == 0.0
 
 
 def rented(price: float | None = None, **fields) -> Node:
@@ -117,14 +118,14 @@ def test_the_book_keeps_the_last_word_on_each_and_a_torn_line_is_none(tmp_path):
     book = RentalBook(tmp_path)
     book.begin(Rental("i-1", "a", "t", 1.0, 100.0))
     book.begin(Rental("i-2", "a", "t", 1.0, 200.0))
-    book.end("i-1", 160.0)
-    book.end("i-1", 999.0)
+    book.end_instance("i-1", 160.0)
+    book.end_instance("i-1", 999.0)
     with (tmp_path / "rentals.jsonl").open("a") as file:
         file.write('\n{"instance":"i-3","no')
     first, second = read_rentals(tmp_path)
     assert (first.until, second.until) == (160.0, None)
     book = RentalBook(tmp_path)
-    book.end("i-2", 260.0)
+    book.end_instance("i-2", 260.0)
     assert [rental.until for rental in read_rentals(tmp_path)] == [160.0, 260.0]
 
 
@@ -195,6 +196,7 @@ def test_a_console_that_never_shows_a_key_ends_the_instance(tmp_path, stubbed):
     found = transport._machine = transport._find()
     with pytest.raises(NotYetError, match="shows no host key yet"):
         transport._located(found)
+    transport._fleet.book.backdate("i-1", time.time() - 700)
     with pytest.raises(RefusedError, match="no host key in 10 minutes") as caught:
         transport._located(replace(found, launched_at=time.time() - 700))
     assert ended == [["i-1"]] and "host_key" in (caught.value.fix or "")
@@ -313,15 +315,15 @@ def test_an_instance_s_end_is_told_by_its_metadata_service(tmp_path, word, why):
     assert heard.wait(30) and why in told[0]
 
 
-def test_a_machine_rests_only_while_no_job_waits_and_is_wanted_when_one_does(tmp_path, monkeypatch):
-    monkeypatch.setattr("hadar_cli.aws.fleet._SHORT_S", 0.0)
-    fleet = Fleet(account.Account(None, None, None), "r", "t", tmp_path)
-    fleet.need(is_short=True)
-    assert not fleet.rest("a") and not fleet.rests("a"), "a job waits for it"
-    fleet.need(is_short=False)
-    assert fleet.rest("a") and fleet.rests("a") and not fleet.rests("b")
-    fleet.need(is_short=True)
-    assert fleet.rests("a"), "between two rounds every job waits for a moment"
+def test_a_machine_rests_only_while_no_job_waits_and_is_wanted_when_one_does(monkeypatch):
+    monkeypatch.setattr("hadar_cli.aws.asking._SHORT_S", 0.0)
+    demand = Demand()
+    demand.need(is_short=True)
+    assert not demand.rest("a") and not demand.rests("a"), "a job waits for it"
+    demand.need(is_short=False)
+    assert demand.rest("a") and demand.rests("a") and not demand.rests("b")
+    demand.need(is_short=True)
+    assert demand.rests("a"), "between two rounds every job waits for a moment"
     time.sleep(0.001)
-    fleet.need(is_short=True)
-    assert not fleet.rests("a")
+    demand.need(is_short=True)
+    assert not demand.rests("a")

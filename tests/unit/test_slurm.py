@@ -59,11 +59,16 @@ renew = false
     assert not one.is_local and one.is_allotted
 
 
-def test_a_node_s_own_table_says_the_same():
-    text = '[[node]]\nname = "a"\nhost = "local"\nslurm = { time = "30", gres = "gpu:t4:1" }\n'
-    [node] = nodes(text)
-    assert node.slurm == SlurmRequest("30", gres="gpu:t4:1")
+@pytest.mark.parametrize("host", ["", 'host = "local"\n', 'host = "login"\n'])
+def test_a_node_s_own_table_says_the_same(host):
+    """Without a host, Slurm is asked here; a machine without a request still needs one."""
+    text = f'[[node]]\nname = "a"\n{host}slurm = {{ time = "30", gres = "gpu:t4:1" }}\n'
+    node, mine = nodes(text + '[[node]]\nname = "mine"\nhost = "ssh"\n')
+    assert node.slurm == SlurmRequest("30", gres="gpu:t4:1") and not mine.slurm
     assert [gpu.model for gpu in node.gpus] == ["T4"]
+    assert node.host == ("login" if "login" in host else "local") and node.is_allotted
+    with pytest.raises(InputError, match="'host' is missing"):
+        nodes(text + '[[node]]\nname = "mine"\n')
 
 
 @pytest.mark.parametrize(

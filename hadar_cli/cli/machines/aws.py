@@ -28,8 +28,7 @@ def aws(
     ] = None,
 ) -> None:
     """Write inventory entries for running EC2 instances: GPUs, prices and host keys included."""
-    from hadar_cli.aws.discovery import find_instances
-    from hadar_cli.aws.entries import as_toml
+    from hadar_cli.aws.discovery import as_toml, find_instances
     from hadar_cli.config.inventory import nodes_of
     from hadar_cli.config.strict_toml import parse_toml
 

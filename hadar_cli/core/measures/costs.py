@@ -13,9 +13,12 @@ LEAST_S = 60.0  # of an instance is charged in any case
 
 @dataclass(frozen=True, slots=True)
 class Rental:
-    """One instance, from when it was asked for until it was given back; times since the epoch."""
+    """One instance, from when it was asked for until it was given back; times since the epoch.
 
-    instance: str
+    One that is stopped and started again is two rentals.
+    """
+
+    instance: str  # "": nobody knows yet, or ever will, whether it was given
     node: str
     type: str
     price_per_hour: float
@@ -23,6 +26,11 @@ class Rental:
     until: float | None = None  # None: it runs, as far as is known
     is_spot: bool = False
     note: str = ""  # what its owner should know
+    ask: str = ""  # the request's name: by it, who asked finds what was given
+
+    @property
+    def key(self) -> str:
+        return self.ask or self.instance
 
     def cost(self, now: float) -> float:
         """In dollars, so far."""

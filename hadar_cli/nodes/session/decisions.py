@@ -43,7 +43,7 @@ from hadar_cli.nodes.session.instructions import (
 from hadar_cli.nodes.session.returning import Returning, absence_for, in_words, is_hopeless
 from hadar_cli.nodes.session.state import CONNECTING, EMPTY, TRIES, Held, Phase, Stage, Workers
 from hadar_cli.nodes.sharing import Sharing
-from hadar_cli.nodes.wire import AgentError, LinkLostError, Message, NotYetError
+from hadar_cli.nodes.wire import AgentError, LinkLostError, Message, NotYetError, SupersededError
 
 LEASE_S, LOOK_EVERY_S = 20.0, 1.0
 # Looks at which nothing new was heard of a node that is asked at each. They are counted, not
@@ -233,15 +233,15 @@ class NodeSession:
         self._give_up(error)
         if is_hopeless(error):
             self.phase = Phase.REFUSED
-            self._do(Disconnect())
+            self._do(Disconnect(gives_back=not isinstance(error, SupersededError)))
         else:
             self._do(Connect(self._returning.after_s(error)))
 
     def _give_up(self, error: Exception) -> None:
         self.workers.by_device.clear()
-        if self._returning.absence is (absence := absence_for(error, self._was_open)):
-            return  # it was told
-        self.phase, self._returning.absence = Phase.GONE, absence
+        if self._returning.is_told(error, absence := absence_for(error, self._was_open)):
+            return
+        self.phase = Phase.GONE
         for attempt in list(self.held):
             self._fail(attempt, Loss.NODE_GONE, f"{Loss.NODE_GONE.text}: {error}")
         self._tell(NodeGone(tuple(self.devices), in_words(error), absence))

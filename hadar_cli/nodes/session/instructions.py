@@ -68,7 +68,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """For good."""
+    """For good; a machine that is rented or allotted is given back, unless it is another head's."""
+
+    gives_back: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class Returning:
     def __init__(self) -> None:
         self._mending_until, self._pause, self._login_refusals = 0.0, 0, 0
         self.absence: Absence | None = None  # why it is gone, as it was told; None: it is there
+        self._told: set[str] = set()  # kinds of waiting, while that lasts
 
     def mend(self, until: float) -> None:
         """The link broke just now."""
@@ -30,6 +31,16 @@ class Returning:
 
     def succeed(self) -> None:
         self._login_refusals, self.absence = 0, None
+        self._told.clear()
+
+    def is_told(self, error: Exception, absence: Absence) -> bool:
+        """Whether the node's absence was told for the same reason; from now on it is."""
+        kind, was_told = getattr(error, "kind", ""), self._told
+        if absence is not self.absence:
+            self.absence, self._told = absence, {kind}
+            return False
+        self._told = {*was_told, kind}
+        return kind in was_told
 
     def pause_s(self, error: Exception, now: float) -> float | None:
         """Before the next attempt to mend; None: the node is gone."""

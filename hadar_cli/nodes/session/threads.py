@@ -205,9 +205,9 @@ class SessionThreads:
                 self._submit(self._work, self._end_workers, link)
             case Abort():
                 threading.Thread(target=self._connection.abort, daemon=True).start()
-            case Disconnect():
+            case Disconnect(gives_back):
                 self._link = None
-                self._submit(self._work, self._connection.close)
+                self._submit(self._work, self._part, gives_back)
 
     def _submit(
         self, pool: ThreadPoolExecutor, action: Callable[..., None], *arguments: Any
@@ -330,6 +330,11 @@ class SessionThreads:
         self._end_workers(link)
         with suppress(Exception):
             self._connection.move_on()
+
+    def _part(self, gives_back: bool) -> None:
+        self._connection.close()
+        with suppress(HadarError):  # else it is done at the run's end
+            self._connection.give_back() if gives_back else None
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ def _costs(costs: RunCosts) -> Iterator[str]:
             columns,
             [
                 [
-                    one.instance,
+                    one.instance or "unknown",
                     one.node,
                     f"{one.type}{', spot' * one.is_spot}",
                     money(one.price_per_hour, costs.unit),

@@ -146,7 +146,7 @@ def _costs(costs: RunCosts | None) -> Iterator[RenderableType]:
     for rental in costs.rentals:
         if rental.until is None:
             note = f"; {rental.note}" if rental.note else ""
-            where = f"{rental.instance} ({plain(rental.node, 24)})"
+            where = f"{rental.instance or 'an instance'} ({plain(rental.node, 24)})"
             yield Text(f"{where} still runs{note}", "yellow", overflow="fold", no_wrap=False)
 
 
