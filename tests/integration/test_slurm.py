@@ -175,7 +175,7 @@ def test_a_run_survives_what_slurm_and_its_user_do_to_it(lab, tmp_path):
 
 @pytest.mark.timeout(900)
 def test_a_run_survives_what_befalls_its_workers_agents_and_streams(lab, tmp_path):
-    """kill -9 of each, then scancel by somebody else: all steps count once."""
+    """kill -9 of each, then scancel and requeue by somebody else: all steps count once."""
     gate = tmp_path / "gate"
     (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(gate)))
     one, two = lab.names
@@ -193,6 +193,9 @@ def test_a_run_survives_what_befalls_its_workers_agents_and_streams(lab, tmp_pat
     assert running_jobs(lab) == before, "none of this cost an allocation"
     lab.run("scancel", before[two])
     wait_until(lambda: running_jobs(lab).get(two, before[two]) != before[two])
+    lab.run("scontrol", "requeue", before[one])  # the one that was to follow takes its place
+    wait_until(lambda: running_jobs(lab).get(one, before[one]) != before[one])
+    merges_on(tmp_path)
     assert head.poll() is None, head.communicate()[1]
     gate.touch()
     assert head.wait(240) == 0, head.communicate()[1]
