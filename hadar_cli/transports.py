@@ -118,6 +118,9 @@ def renters(nodes: Sequence[Node], run: RunStore) -> Callable[[bool], None]:
     are rented may be ended when they have no work. All are wanted at first."""
     fleets = {_fleet(node, run) for node in nodes if node.aws}
     for fleet in fleets:
+        for node in filter(lambda node: node.aws, nodes):
+            fleet.know(node)
+        fleet.knows_all = True
         fleet.demand.wake()
 
     def tell(is_short: bool) -> None:

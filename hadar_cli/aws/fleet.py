@@ -52,6 +52,7 @@ class Fleet:
         self._untried: dict[str, str] = {}  # started here, never reached: instance -> node
         self._let_go: set[str] = set()  # ended here: a list may still show them as running
         self._nodes: dict[str, Node] = {}
+        self.knows_all = False  # nodes of the run
         self._is_out_of_money = False
 
     @classmethod
@@ -158,12 +159,21 @@ class Fleet:
     def end(self, node: Node, machines: Iterable[Machine]) -> None:
         """Terminates what was launched, stops what is the user's own."""
         assert node.aws
-        ids = [machine.id for machine in machines]
+        self._end([machine.id for machine in machines], node.aws.is_ours)
+
+    def end_orphans(self) -> None:
+        """Those of nodes that the run had, and that its inventory has no longer."""
+        asks = {rental.ask for rental in self.book.rentals}
+        for machine in self._machines:
+            if self.knows_all and machine.node not in self._nodes and not machine.is_over:
+                self._end([machine.id], is_ours=bool(machine.ask) and machine.ask in asks)
+
+    def _end(self, ids: list[str], is_ours: bool) -> None:
         if not ids:
             return
         client = self._account.ec2
         with self._listing, link_errors():
-            if node.aws.is_ours:
+            if is_ours:
                 client.terminate_instances(InstanceIds=ids)
             else:
                 client.stop_instances(InstanceIds=ids)
@@ -214,6 +224,7 @@ class Fleet:
             if time.monotonic() > self._listed_at + _LOOK_EVERY_S:
                 self._list()
                 self.book.keep()
+                self.end_orphans()
         limits = [node.aws.budget for node in self._nodes.values() if node.aws]
         limit = next((one for one in limits if one is not None), None)
         if Budget(limit).lasts_s(self.book.rentals, self._clock.now()) > LAST_S:

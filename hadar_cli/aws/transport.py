@@ -96,6 +96,7 @@ class AwsTransport:
     def give_back(self) -> None:
         with self._fleet.starting:
             self._fleet.end(self._node, self._fleet.machines(self._node.name, 0.0))
+            self._fleet.end_orphans()
 
     # -- machines --------------------------------------------------------------------------------
 

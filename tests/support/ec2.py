@@ -257,11 +257,11 @@ class _Machines:
         node.home.mkdir(mode=0o700)
         make_key(node.path / "host_key")
         (node.path / "alive").touch()
+        shown = f"-----BEGIN SSH HOST KEY KEYS-----\n{node.host_key()} root@lab\n"
+        self.consoles[instance] = f"{shown}-----END SSH HOST KEY KEYS-----\n"
         node.start(self._directory / _PAIR[1])
         node.await_up()
         self._save()
-        shown = f"-----BEGIN SSH HOST KEY KEYS-----\n{node.host_key()} root@lab\n"
-        self.consoles[instance] = f"{shown}-----END SSH HOST KEY KEYS-----\n"
 
     def _end(self, instance: str) -> None:
         node = self._nodes[self._runs_on.pop(instance)]

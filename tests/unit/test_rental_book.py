@@ -275,6 +275,20 @@ def test_one_that_lets_nobody_in_is_ended(ec2, tmp_path):
         head.fleet.tries.require("a")
 
 
+def test_an_instance_of_a_node_that_the_inventory_has_no_longer_is_ended(ec2, tmp_path):
+    before = Node("b", "aws", price_per_hour=1.0, aws=AwsRequest(template="t"))
+    Head(tmp_path, before, ec2.now).fleet.start(before)
+    head = Head(tmp_path, node(), ec2.now + HOUR)
+    ec2.now += HOUR
+    head.transport.give_back()
+    assert ec2.instances["i-00000000"]["State"]["Name"] == "running", "another may know it"
+    head.fleet.knows_all = True
+    head.fleet._listed_at = -HOUR
+    head.fleet._count()
+    assert ec2.instances["i-00000000"]["State"]["Name"] == "terminated"
+    assert head.cost() == pytest.approx(1.0) and not head.fleet.book.going
+
+
 def test_the_last_dollar_ends_what_runs_even_if_aws_fails_at_first(ec2, tmp_path, monkeypatch):
     """And whether or not its node can be reached."""
     head = Head(tmp_path, node(budget=0.5), ec2.now)
