@@ -85,11 +85,11 @@ class Engine:
 
     def opened(self) -> float:
         with closing(self.access()) as access:
-            return timed(access.open, "reception", 60.0)
+            return timed(access.open, "visits", 60.0)
 
     def echo(self) -> float:
         with closing(self.access()) as access:
-            wire = access.open("reception", 60.0)
+            wire = access.open("visits", 60.0)
             began = time.perf_counter()
             for _ in range(20):
                 wire.send({"do": "echo"})

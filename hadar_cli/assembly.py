@@ -30,13 +30,13 @@ from hadar_cli.nodes.connection import Connection
 from hadar_cli.nodes.executor import NodeExecutor
 from hadar_cli.nodes.local import LocalAccess, LocalConnection
 from hadar_cli.nodes.remote import RemoteAccess, RemoteConnection, command_of
-from hadar_cli.nodes.supply.homecoming import Homecoming
+from hadar_cli.nodes.supply.output_collector import OutputCollector
 from hadar_cli.nodes.supply.preparation import prepare
 from hadar_cli.project.packing import CodePacker
 from hadar_cli.project.requirements import read_requirements
 from hadar_cli.runs.consolidation import StoreConsolidator
-from hadar_cli.runs.desk import Desk, RunChanged
 from hadar_cli.runs.housekeeping import Housekeeper
+from hadar_cli.runs.request_handler import RequestHandler, RunChanged
 from hadar_cli.runs.store import (
     FileJournal,
     RunFacts,
@@ -45,7 +45,7 @@ from hadar_cli.runs.store import (
     mend_journal,
     read_journal,
 )
-from hadar_cli.search import Asker
+from hadar_cli.search import SweepSearch
 from hadar_cli.transports import access_to, check_costs, check_request, renters, with_prices
 from hadar_cli.visits.inspection import find_objections
 from hadar_cli.visits.visit import DEADLINE_S, tidy
@@ -176,7 +176,7 @@ class _Head:
         self._connections = connect(facts.nodes, store)
         executor = NodeExecutor(self._connections, state.epoch + 1, state.now, imports)
         self._executor, now = executor, executor.now
-        self._home = Homecoming(store, state, self._connections, self._visit)
+        self._home = OutputCollector(store, state, self._connections, self._visit)
         needs = _Needs(state, now, renters(facts.nodes, store))
         told = watch(state, rates, now)
         observer = Observers([told, Housekeeper(store, state), self._home, needs, interrupts])
@@ -184,9 +184,10 @@ class _Head:
         merger = StoreConsolidator(store, doubted=filter(None, waiting))
         names = [device.name for device in devices]
         tracker = Tracker(facts.mix, names, state, self._journal, merger, now, observer)
-        self._desk, self._asker = Desk(store, tracker, now), Asker(store, tracker, now)
-        observer.add(self._asker)
-        observer.add(self._desk)
+        self._requests = RequestHandler(store, tracker, now)
+        self._search = SweepSearch(store, tracker, now)
+        observer.add(self._search)
+        observer.add(self._requests)
         self._observer, self._tracker, self._devices = observer, tracker, devices
         self._loop = RoundLoop(facts.mix, devices, self._policy, executor, tracker, rates, observer)
 
@@ -204,13 +205,13 @@ class _Head:
             if device.node in unprepared:
                 why = unprepared[device.node]
                 self._tracker.lose_device(device.name, Absence.UNPREPARED, why)
-        self._desk.look()  # first: nothing is started that a head put together anew would not
-        self._desk.open(self._loop.heed)
+        self._requests.look()  # first: nothing is started that a head put together anew would not
+        self._requests.open(self._loop.heed)
         self._loop.train()
         if facts.waits_for_work and not state.is_closed:
             _await_work(self._executor, observer, state, self._home)
-        self._asker.look()
-        self._desk.look()  # for the last time: what comes later is not taken up
+        self._search.look()
+        self._requests.look()  # for the last time: what comes later is not taken up
         _require_rest(state)
         journal = self._store.journal_path
         self._loop.finish(lambda: lower_bound(facts.mix, self._devices, read_journal(journal)))
@@ -223,7 +224,7 @@ class _Head:
         return staying
 
     def wind_up(self, why: str) -> None:
-        self._desk.close()
+        self._requests.close()
         self._loop.wind_up(why)
 
     def _visit(self, node: Node) -> Connection:
@@ -275,7 +276,7 @@ def _noted(store: RunStore, happened: Sequence[events.Event]) -> RunFacts:
 
 
 def _await_work(
-    executor: NodeExecutor, observer: Observer, state: RunState, home: Homecoming
+    executor: NodeExecutor, observer: Observer, state: RunState, home: OutputCollector
 ) -> None:
     """Leaves the machines to others until there is work, which raises, or nobody will bring any."""
     executor.stop(_LAST_WORDS_S)

@@ -19,7 +19,7 @@ from hadar_cli.runs.store import RunStore
 from hadar_cli.suggestions import suggest
 
 
-class Asker(Observer):
+class SweepSearch(Observer):
     """Looks at every tick, and once more when all is trained."""
 
     def __init__(self, store: RunStore, tracker: Tracker, clock: Callable[[], float]) -> None:

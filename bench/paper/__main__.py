@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 from bench.__main__ import commit, machine, now
+from bench.paper.cache import Cache, NotMeasured
 from bench.paper.section import ROOT, Setting, Text
-from bench.paper.shelf import NotMeasured, Shelf
 
 SECTIONS = (
     "motivation",
@@ -60,15 +60,15 @@ def place(quick: bool, out: Path | None) -> Place:
     return Place(out or ROOT / "docs" / "paper.md", ROOT / "bench" / "results" / "paper")
 
 
-def chapter(module: ModuleType, setting: Setting, shelf: Shelf) -> Text:
+def chapter(module: ModuleType, setting: Setting, cache: Cache) -> Text:
     """One section, measured if it may be."""
     text = Text([f"## {module.TITLE}"])
     try:
-        module.write(module.measure(setting, shelf), text)
+        module.write(module.measure(setting, cache), text)
     except NotMeasured as missing:
         text = Text([f"## {module.TITLE}", f"Not measured yet ({missing})."])
-    if shelf.origin:
-        text.say(f"*Measured at {shelf.origin}.*")
+    if cache.origin:
+        text.say(f"*Measured at {cache.origin}.*")
     return text
 
 
@@ -91,11 +91,11 @@ def write_page(chapters: Sequence[Text], where: Place, setting: Setting) -> None
 def write_own_page(where: Place, setting: Setting, page_only: bool, again: bool) -> None:
     """The rivals' page; it lies beside the paper's."""
     module = importlib.import_module(f"bench.paper.{OWN_PAGE}")
-    shelf = Shelf(where.results / f"{OWN_PAGE}.json", commit(), now)
-    shelf.may_measure, shelf.again = not page_only, again
+    cache = Cache(where.results / f"{OWN_PAGE}.json", commit(), now)
+    cache.may_measure, cache.again = not page_only, again
     text = Text([module.INTRODUCTION.rstrip()])
-    module.write(module.measure(setting, shelf), text)
-    text.say(f"*Measured at {shelf.origin}; {machine()}.*")
+    module.write(module.measure(setting, cache), text)
+    text.say(f"*Measured at {cache.origin}; {machine()}.*")
     page = where.page.with_name(f"{OWN_PAGE}.md")
     page.write_text("\n\n".join(text.parts) + "\n")
     print(f"wrote {page}")
@@ -137,12 +137,12 @@ def main() -> None:
     made_with = commit()
     for name in SECTIONS:
         module = importlib.import_module(f"bench.paper.{name}")
-        shelf = Shelf(where.results / f"{name}.json", made_with, now)
-        shelf.may_measure = not asked.page and name in (asked.only or SECTIONS)
-        shelf.again = asked.again and shelf.may_measure
-        if shelf.may_measure:
+        cache = Cache(where.results / f"{name}.json", made_with, now)
+        cache.may_measure = not asked.page and name in (asked.only or SECTIONS)
+        cache.again = asked.again and cache.may_measure
+        if cache.may_measure:
             print(module.TITLE, flush=True)
-        chapters.append(chapter(module, setting, shelf))
+        chapters.append(chapter(module, setting, cache))
     write_page(chapters, where, setting)
 
 

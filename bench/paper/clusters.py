@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
+from bench.paper.cache import Cache
 from bench.paper.charts import Axis, Bar, axis, bars, tallest
 from bench.paper.section import MIXES, ROOT, Setting, Text, mix_name
-from bench.paper.shelf import Shelf
 from hadar_cli.config.mixes import read_mix
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Device, Mix, PolicyChoice
@@ -97,11 +97,11 @@ def outcome(mix: str, cluster: str, policy: str) -> Outcome:
 Measured = dict[str, dict[str, dict[str, Outcome]]]  # by cluster, policy and mix
 
 
-def measure(setting: Setting, shelf: Shelf) -> Measured:
+def measure(setting: Setting, cache: Cache) -> Measured:
     return {
         cluster: {
             policy: {
-                mix: shelf.get(
+                mix: cache.get(
                     f"{cluster}, {mix}, {policy}",
                     Outcome,
                     partial(outcome, mix, cluster, policy),

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+from bench.paper.cache import Cache
 from bench.paper.charts import Axis, lines
 from bench.paper.clusters import SLOT_S, devices_of, paper_mix
 from bench.paper.section import Setting, Text, mix_name
-from bench.paper.shelf import Shelf
 from hadar_cli import policies
 from hadar_cli.core import events
 from hadar_cli.core.measures.metrics import summarise
@@ -78,7 +78,7 @@ def idle_devices(happened: Sequence[events.Event], names: Sequence[str]) -> list
 Measured = dict[str, dict[str, list[Outcome]]]  # by rules and mix, for 1 … n + 2 forks
 
 
-def measure(setting: Setting, shelf: Shelf) -> Measured:
+def measure(setting: Setting, cache: Cache) -> Measured:
     devices = devices_of(CLUSTER)
     mixes = MIXES[:3] if setting.quick else MIXES
     found: Measured = {}
@@ -89,7 +89,7 @@ def measure(setting: Setting, shelf: Shelf) -> Measured:
             )
             for forks in range(1, len(devices) + 3):
                 jobs = tuple(replace(job, fork=forks) for job in base.jobs)
-                one = shelf.get(
+                one = cache.get(
                     f"{name}, {mix}, {forks} forks",
                     Outcome,
                     partial(run, replace(base, jobs=jobs), devices),

@@ -15,9 +15,9 @@ from statistics import fmean
 
 import yaml
 
+from bench.paper.cache import Cache, NotMeasured
 from bench.paper.charts import Bar, axis, bars, tallest
 from bench.paper.section import ROOT, Setting, Text, mix_name
-from bench.paper.shelf import NotMeasured, Shelf
 from hadar_cli.config.mixes import read_mix
 from hadar_cli.core import events
 from hadar_cli.core.measures.metrics import summarise
@@ -64,7 +64,7 @@ class Measured:
     note: str  # on how they were run
 
 
-def measure(setting: Setting, shelf: Shelf) -> Measured:
+def measure(setting: Setting, cache: Cache) -> Measured:
     mixes = MIXES[:2] if setting.quick else MIXES
     policies = ("hadar", "hadare") if setting.quick else POLICIES
     longer: Outcomes = {policy: {} for policy in policies}
@@ -72,7 +72,7 @@ def measure(setting: Setting, shelf: Shelf) -> Measured:
 
     def get(mix: str, policy: str, times: int) -> Outcome:
         one = partial(run, mix, policy, times, setting.before_lab)
-        return shelf.get(f"{mix} x {times}, {policy}", Outcome, one)
+        return cache.get(f"{mix} x {times}, {policy}", Outcome, one)
 
     for mix in mixes:
         with suppress(NotMeasured):
@@ -82,7 +82,7 @@ def measure(setting: Setting, shelf: Shelf) -> Measured:
                 longer[policy][mix] = get(mix, policy, 1 if setting.quick else LONGER[mix])
     if not all(longer.values()):
         raise NotMeasured("no policy may be missing")
-    return Measured(longer, shipped, shelf.get("note", str, lambda: setting.note))
+    return Measured(longer, shipped, cache.get("note", str, lambda: setting.note))
 
 
 def run(mix: str, policy: str, times: int, before: tuple[str, ...]) -> Outcome:

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
+from bench.paper.cache import Cache
 from bench.paper.section import Setting, Text
-from bench.paper.shelf import Shelf
 from hadar_cli.core.policies.baselines.gavel import Gavel, GavelMakespan
 from hadar_cli.core.policies.gangs.hadar import Hadar
 from hadar_cli.core.policies.gangs.queue import GangPolicy
@@ -43,12 +43,12 @@ def play(policy: GangPolicy, elastic: bool) -> Outcome:
     return Outcome(len(history), used)
 
 
-def measure(setting: Setting, shelf: Shelf) -> dict[str, Outcome]:
+def measure(setting: Setting, cache: Cache) -> dict[str, Outcome]:
     found = {}
     for name, policy in POLICIES.items():
         for elastic in (False, True):
             key = f"{name}, {'elastic' if elastic else 'whole'} gangs"
-            found[key] = shelf.get(key, Outcome, partial(play, policy, elastic))
+            found[key] = cache.get(key, Outcome, partial(play, policy, elastic))
     return found
 
 

@@ -9,9 +9,9 @@ from statistics import fmean, median
 
 import numpy as np
 
+from bench.paper.cache import Cache
 from bench.paper.exact import best_allocation
 from bench.paper.section import Setting, Text
-from bench.paper.shelf import Shelf
 from hadar_cli.core.policies.gangs.hadar import Hadar
 from hadar_cli.core.policies.gangs.pricing import PaperPrices, paper_prices
 from hadar_cli.core.policies.gangs.queue import Allocation, Queue, gang_rate
@@ -83,9 +83,9 @@ def compare(seed: int, queues: int) -> Outcome:
     return found
 
 
-def measure(setting: Setting, shelf: Shelf) -> Outcome:
+def measure(setting: Setting, cache: Cache) -> Outcome:
     queues = 60 if setting.quick else 400
-    return shelf.get(
+    return cache.get(
         f"{queues} queues, seed {setting.seed}", Outcome, lambda: compare(setting.seed, queues)
     )
 

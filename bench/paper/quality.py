@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.paper.cache import Cache
 from bench.paper.section import ROOT, Setting, Text
-from bench.paper.shelf import Shelf
 
 TITLE = "Model quality"
 SHOWN = ("Held-out seeds", "Beside the paper's table")  # of the quality page
@@ -16,7 +16,7 @@ class Parts:
     markdown: dict[str, str]  # by heading
 
 
-def measure(setting: Setting, shelf: Shelf) -> Parts:
+def measure(setting: Setting, cache: Cache) -> Parts:
     """Nothing is trained here: the quality benchmark takes hours, and keeps its own results."""
     from bench.quality.page import page  # torch
     from bench.quality.results import Results

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.paper.batches import batch
+from bench.paper.cache import Cache, NotMeasured
 from bench.paper.section import Setting, Text
-from bench.paper.shelf import NotMeasured, Shelf
 from hadar_cli.core.model import Mix, PolicyChoice
 from hadar_cli.simulation.executor import Costs
 from hadar_cli.simulation.play import Scenario, simulate, wrong_lengths
@@ -82,10 +82,10 @@ class Played:
         return f"{self.ttd_h:,.1f} / {self.jct_h:,.2f}"
 
 
-def measure(setting: Setting, shelf: Shelf) -> dict[str, Played]:
+def measure(setting: Setting, cache: Cache) -> dict[str, Played]:
     found = {}
     for name, scenario in _cases(setting):
-        found[name] = shelf.get(name, Played, partial(_play, scenario))
+        found[name] = cache.get(name, Played, partial(_play, scenario))
     return found
 
 

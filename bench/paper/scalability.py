@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from bench import decisions
+from bench.paper.cache import Cache
 from bench.paper.charts import axis, lines
 from bench.paper.section import Setting, Text
-from bench.paper.shelf import Shelf
 
 TITLE = "Scalability of decisions"
 SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 10_000, 30_000, 100_000)
@@ -27,10 +27,10 @@ class Decision:
     makespan: float | None
 
 
-def measure(setting: Setting, shelf: Shelf) -> list[Decision]:
+def measure(setting: Setting, cache: Cache) -> list[Decision]:
     decisions.measure(32, 1)  # imports and first calls
     sizes = QUICK if setting.quick else SIZES
-    return [shelf.get(f"{jobs} jobs", Decision, partial(decide, jobs)) for jobs in sizes]
+    return [cache.get(f"{jobs} jobs", Decision, partial(decide, jobs)) for jobs in sizes]
 
 
 def decide(jobs: int) -> Decision:

@@ -11,8 +11,8 @@ from functools import partial
 from bench.__main__ import BASELINE
 from bench.frame import Run, read
 from bench.paper.batches import batch, own_table
+from bench.paper.cache import Cache, NotMeasured
 from bench.paper.section import Setting, Text
-from bench.paper.shelf import NotMeasured, Shelf
 from hadar_cli.core.model import Mix, PolicyChoice
 from hadar_cli.simulation.executor import Costs
 from hadar_cli.simulation.play import Scenario, simulate
@@ -78,13 +78,13 @@ class Measured:
     rates: Run | None  # of transfers and merges, from the stored benchmarks
 
 
-def measure(setting: Setting, shelf: Shelf) -> Measured:
+def measure(setting: Setting, cache: Cache) -> Measured:
     """Whatever is there, from the smallest on: the largest takes hours."""
     runs = []
     for nodes, jobs in sizes(setting.quick):
         key = f"{nodes} nodes, {jobs} jobs, seed {setting.seed}"
         try:
-            runs.append(shelf.get(key, Outcome, partial(play, nodes, jobs, setting.seed)))
+            runs.append(cache.get(key, Outcome, partial(play, nodes, jobs, setting.seed)))
         except NotMeasured:
             if not runs:
                 raise

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from bench.paper.cache import Cache
 from bench.paper.charts import Axis, lines
 from bench.paper.clusters import CLUSTERS, paper_mix, play
 from bench.paper.section import MIXES, Setting, Text, mix_name
-from bench.paper.shelf import Shelf
 from hadar_cli.core.model import PolicyChoice
 
 TITLE = "Impact of the slot's length"
@@ -35,11 +35,11 @@ class Sweep:
 Measured = dict[str, dict[str, Sweep]]  # by "policy, cluster" and mix
 
 
-def measure(setting: Setting, shelf: Shelf) -> Measured:
+def measure(setting: Setting, cache: Cache) -> Measured:
     mixes = ("m1", "m5", "m12") if setting.quick else MIXES
     return {
         f"{policy}, {cluster}": {
-            mix: shelf.get(
+            mix: cache.get(
                 f"{policy}, {cluster}, {mix}",
                 Sweep,
                 partial(sweep, policy, cluster, mix),

@@ -8,9 +8,9 @@ from functools import partial
 from statistics import fmean
 
 from bench.paper.batches import batch
+from bench.paper.cache import Cache, NotMeasured
 from bench.paper.charts import Axis, axis, lines
 from bench.paper.section import Setting, Text
-from bench.paper.shelf import NotMeasured, Shelf
 from hadar_cli.core.estimates.gangs import PROPORTIONAL
 from hadar_cli.core.model import Job, Mix, PolicyChoice
 from hadar_cli.simulation.executor import Costs
@@ -51,7 +51,7 @@ class Measured:
     outcomes: dict[str, list[Outcome]]  # by policy, one for each batch
 
 
-def measure(setting: Setting, shelf: Shelf) -> Measured:
+def measure(setting: Setting, cache: Cache) -> Measured:
     table, jobs = setting.table, 160 if setting.quick else 480
     seeds = [setting.seed + i for i in range(1 if setting.quick else 3)]
     batches: dict[str, Sequence[Job]] = {}
@@ -65,7 +65,7 @@ def measure(setting: Setting, shelf: Shelf) -> Measured:
     for name, members in batches.items():
         try:
             done[name] = {
-                policy: shelf.get(
+                policy: cache.get(
                     f"{policy}, {len(members)} jobs, {name}",
                     Outcome,
                     partial(play, members, table, policy),

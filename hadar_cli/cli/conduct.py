@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from hadar_cli.core.estimates.throughput import RateModel
     from hadar_cli.core.state import RunState
     from hadar_cli.observers.catalog import Choice
-    from hadar_cli.observers.companions import Companions
     from hadar_cli.observers.notifier import Channel, Notifier
+    from hadar_cli.observers.processes import ObserverProcesses
     from hadar_cli.report.live.live import LiveView
 
     Clock: TypeAlias = Callable[[], float]
-    _Company: TypeAlias = tuple[Companions, Notifier]
+    _Watchers: TypeAlias = tuple[ObserverProcesses, Notifier]
 
 _LEFT = "stopped; what was merged is kept"
 
@@ -50,10 +50,10 @@ def conduct(
         way_on += f" --runs-dir {store.directory.parent}"
     try:
         with (
-            _observed(store, observe, notify) as company,
+            _observed(store, observe, notify) as watchers,
             _view(store, live=can_show_live() and not as_json and not no_live) as view,
         ):
-            drive(store, _watching(store, view, company), view.interrupted)
+            drive(store, _watching(store, view, watchers), view.interrupted)
     except KeyboardInterrupt as interrupt:
         kept = _kept(store) if isinstance(interrupt, Interrupted) else _LEFT
         stderr().print(escape(f"{kept}; {way_on}"))
@@ -86,15 +86,15 @@ def _tell_of_jobs_cut_short(store: RunStore) -> None:
         raise UnfinishedError(told, fix="raise its max_duration in the mix and run it again")
 
 
-def _watching(store: RunStore, view: LiveView | Lines, company: _Company) -> Watch:
+def _watching(store: RunStore, view: LiveView | Lines, watchers: _Watchers) -> Watch:
     """Has the view look anew whenever jobs or nodes have come or gone."""
 
     def watch(state: RunState, rates: RateModel, clock: Clock) -> Any:
         view.cast(store.facts)
-        companions, notifier = company
-        companions.tell = notifier.tell = view.tell
+        processes, notifier = watchers
+        processes.tell = notifier.tell = view.tell
         notifier.state = state
-        return companions.beside(view.watch(state, rates, clock), notifier)
+        return processes.beside(view.watch(state, rates, clock), notifier)
 
     return watch
 
@@ -102,27 +102,27 @@ def _watching(store: RunStore, view: LiveView | Lines, company: _Company) -> Wat
 @contextmanager
 def _observed(
     store: RunStore, more: Sequence[Choice], channels: Sequence[Channel]
-) -> Iterator[_Company]:
+) -> Iterator[_Watchers]:
     """Observers write in processes of their own, which end with the run."""
-    from hadar_cli.observers.companions import Companions
     from hadar_cli.observers.notifier import Notifier
+    from hadar_cli.observers.processes import ObserverProcesses
     from hadar_cli.observers.writing import kept_choices
 
     def tell(words: str) -> None:
         stderr().print(words)
 
     wanted = {choice.name: choice for choice in (*kept_choices(store), *more)}
-    companions = Companions(store, wanted.values(), tell)
+    processes = ObserverProcesses(store, wanted.values(), tell)
     notifier = Notifier(store.directory.name, channels, tell)
     try:
-        yield companions, notifier
+        yield processes, notifier
     except StorageError as error:  # which no journal can tell
         notifier.say("trouble", error.message, 0.0)
         raise
     finally:
-        companions.tell = notifier.tell = tell  # the view is closed
+        processes.tell = notifier.tell = tell  # the view is closed
         notifier.end()
-        companions.end()
+        processes.end()
 
 
 def _view(store: RunStore, live: bool) -> LiveView | Lines:

@@ -37,7 +37,7 @@ class RoundPlanned:
 
 TRAIN = "train"
 # "evaluate" the weights, "prepare" a process
-ERRANDS = ("evaluate", "prepare")
+SIDE_TASKS = ("evaluate", "prepare")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class CopyStarted:
     generation: int
     slices: tuple[Range, ...]
     lr_scale: float = 1.0
-    purpose: str = TRAIN  # or an errand: see ERRANDS
+    purpose: str = TRAIN  # or a side task: see SIDE_TASKS
     gang: tuple[str, ...] = ()  # all devices of a multi-device job; ``device`` is its first
     follows: str = ""  # the attempt of the same process that it goes on from, without a merge
     micro_batches: int = 1  # pieces that every step's batch is split into

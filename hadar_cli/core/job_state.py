@@ -59,7 +59,7 @@ class JobState:
     #: copies that train, by attempt; no two hold one step
     active: dict[str, events.CopyStarted] = field(default_factory=dict)
     #: copies that do not; they hold no steps
-    errands: dict[str, events.CopyStarted] = field(default_factory=dict)
+    side_tasks: dict[str, events.CopyStarted] = field(default_factory=dict)
     #: copies that wait for their merge, each with a step at least
     handed_in: dict[str, events.CopyFinished] = field(default_factory=dict)
     #: time in which a copy was at work, however many were
@@ -248,6 +248,6 @@ class JobState:
         assert (self.generation > 0) == (self.weights is not None), "weights without a merge"
         assert (self.finished_at is not None) == self.is_trained, "its end has no time"
         assert (self.began_at is not None) == bool(self.active), "its time is miscounted"
-        assert all(copy.purpose == TRAIN for copy in self.active.values()), "an errand trains"
-        assert not any(copy.slices for copy in self.errands.values()), "an errand holds steps"
+        assert all(copy.purpose == TRAIN for copy in self.active.values()), "a side task trains"
+        assert not any(copy.slices for copy in self.side_tasks.values()), "a side task holds steps"
         assert all(copy.steps for copy in self.handed_in.values()), "nothing was handed in"

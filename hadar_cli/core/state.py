@@ -32,7 +32,7 @@ class RunState:
         self.ended: list[int] = []
         #: those of them whose final quality is still to be measured
         self._unmeasured: dict[int, JobState] = {}
-        #: every attempt of the run; it is active, an errand or handed in with its job, or over
+        #: every attempt of the run; it is active, a side task or handed in with its job, or over
         self.started: dict[str, events.CopyStarted] = {}
         self.lost_devices: dict[str, events.DeviceLost] = {}
         #: what people asked for, and whether they got it
@@ -229,7 +229,7 @@ class RunState:
     def _under_way(self, attempt: str) -> tuple[JobState, events.CopyStarted]:
         started = self.started[attempt]
         job = self.jobs[started.job]
-        if attempt not in job.active and attempt not in job.errands:
+        if attempt not in job.active and attempt not in job.side_tasks:
             raise ValueError(f"attempt {attempt} is not under way")
         return job, started
 
@@ -263,11 +263,11 @@ class RunState:
         self.started[event.attempt] = event
         if event.purpose == TRAIN and job.began_at is None:
             job.began_at = event.t
-        (job.active if event.purpose == TRAIN else job.errands)[event.attempt] = event
+        (job.active if event.purpose == TRAIN else job.side_tasks)[event.attempt] = event
 
     def _close(self, job: JobState, attempt: str) -> None:
         job.active.pop(attempt, None)
-        job.errands.pop(attempt, None)
+        job.side_tasks.pop(attempt, None)
         if not job.active and job.began_at is not None:
             job.trained_s, job.began_at = job.trained_by(self.now), None
 
@@ -369,7 +369,7 @@ class RunState:
             for device in devices:
                 job.pieces.pop(device, None)
                 job.failures.pop(device, None)
-            for copy in (*job.active.values(), *job.errands.values()):
+            for copy in (*job.active.values(), *job.side_tasks.values()):
                 if not devices.isdisjoint(copy.devices):
                     self._close(job, copy.attempt)
                     job.free |= StepSet.of(copy.slices)
@@ -379,7 +379,7 @@ class RunState:
         for job in self.jobs.values():
             job.trained_s, job.began_at = job.trained_by(self.now), None
             job.active.clear()
-            job.errands.clear()
+            job.side_tasks.clear()
             job.handed_in.clear()
             if not job.cut_short:
                 job.is_stopping = False
@@ -389,7 +389,7 @@ class RunState:
         """Raises AssertionError where parts of the state contradict each other."""
         for job in self.jobs.values():
             job.validate()
-            for attempt, copy in (*job.active.items(), *job.errands.items()):
+            for attempt, copy in (*job.active.items(), *job.side_tasks.items()):
                 assert self.started[attempt] is copy, f"attempt {attempt} is another's"
             assert job.handed_in.keys() <= self.started.keys(), "an attempt never started"
         over = {number for number, job in self.jobs.items() if job.is_over}

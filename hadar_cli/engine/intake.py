@@ -33,7 +33,7 @@ from hadar_cli.engine.ports import (
     Report,
     Surveyed,
 )
-from hadar_cli.engine.side_tasks import Errands
+from hadar_cli.engine.side_tasks import SideTasks
 from hadar_cli.engine.tracker import Tracker
 from hadar_cli.engine.views import Views
 
@@ -60,7 +60,7 @@ class Intake:
     held: Occupancy
     meetings: Meetings
     views: Views
-    errands: Errands
+    side_tasks: SideTasks
     foresight: Foresight
     failures: Failures
     _told_of_slot: set[int] = field(default_factory=set)  # jobs
@@ -115,7 +115,7 @@ class Intake:
             case HandedIn():
                 self._learn_cost(report)
                 devices = self._free(report.attempt)
-                self.errands.note(copy.job, report.stays)
+                self.side_tasks.note(copy.job, report.stays)
                 if not report.stays:
                     self.held.cool(devices)
                 if done := self.tracker.handed_in(report):
@@ -235,7 +235,7 @@ class Intake:
         left; a cancelled job that nobody is at work on is over."""
         drained = self.tracker.state.drained
         for job in [job for job in self.tracker.state.jobs.values() if not job.is_over]:
-            copies = {**job.active, **job.errands}
+            copies = {**job.active, **job.side_tasks}
             if not job.is_unwanted:
                 copies = {a: c for a, c in copies.items() if drained.intersection(c.devices)}
             elif not self.held.awaited(job):

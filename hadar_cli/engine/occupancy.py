@@ -1,4 +1,4 @@
-"""Who is on which device: copies that train, errands, and whose process waits there, warm."""
+"""Who is on which device: copies that train, side tasks, and whose process waits there, warm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Occupancy:
         #: device -> attempt that was sent ahead; one before it is in ``busy``
         self.ahead: dict[str, str] = {}
         #: device -> attempt that does not train
-        self.errands: dict[str, str] = {}
+        self.side_tasks: dict[str, str] = {}
         #: device -> job whose process is there
         self.warm: dict[str, int] = {}
         #: attempts under way whose weights arrive rounded, so that nobody goes on from them
@@ -48,7 +48,7 @@ class Occupancy:
         self.start_cost_s = _FIRST_START_COST_S  # of a copy whose process is not there yet
 
     def hold(self, order: CopyOrder) -> None:
-        held = self.busy if order.returns_weights else self.errands
+        held = self.busy if order.returns_weights else self.side_tasks
         for device in order.devices:
             if order.follows and device in self.busy:
                 self.ahead[device] = order.attempt
@@ -72,7 +72,7 @@ class Occupancy:
         if self.training.pop(attempt, None) is not None:
             self.gangs.pop(self._state.started[attempt].job, None)
         for device in self._state.started[attempt].devices:
-            for held in (self.busy, self.errands, self.ahead):
+            for held in (self.busy, self.side_tasks, self.ahead):
                 if held.get(device) == attempt:
                     del held[device]
             if device in self.ahead and device not in self.busy:
@@ -102,7 +102,7 @@ class Occupancy:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.busy or self.errands)
+        return not (self.busy or self.side_tasks)
 
     @property
     def attempts(self) -> set[str]:
@@ -126,12 +126,12 @@ class Occupancy:
         ]
 
     def available(self) -> tuple[str, ...]:
-        """Devices that do not train: idle ones, and those on an errand, which is soon over."""
+        """Devices that do not train: idle ones, and those on a side task, which is soon over."""
         able = [d for d in self._resting if d not in self._state.lost_devices]
         return tuple(sorted(able, key=self._place.__getitem__))
 
     def idle(self) -> tuple[str, ...]:
-        return tuple([d for d in self.available() if d not in self.errands])
+        return tuple([d for d in self.available() if d not in self.side_tasks])
 
     def is_warm(self, device: str, job: int) -> bool:
         return self.warm.get(device) == job
@@ -143,13 +143,13 @@ class Occupancy:
         """Raises AssertionError where this and the run's state contradict each other."""
         jobs = self._state.jobs.values()
         active = {attempt for job in jobs for attempt in job.active}
-        errands = {attempt for job in jobs for attempt in job.errands}
+        side_tasks = {attempt for job in jobs for attempt in job.side_tasks}
         assert self.training.keys() == set(self.busy.values()), "a device is busy with nothing"
         assert self.attempts == active, "a copy trains nowhere, or is over"
-        assert set(self.errands.values()) == errands, "an errand is nowhere, or over"
+        assert set(self.side_tasks.values()) == side_tasks, "a side task is nowhere, or over"
         assert self.ahead.keys() <= self.busy.keys(), "what was sent ahead follows nothing"
         assert self._resting == set(self._devices) - self.busy.keys(), "a device works and rests"
         assert all(self._state.jobs[job].handed_in for job in self.merging), "nothing is merged"
         assert self.late <= active, "nobody waits for a copy that is over"
         assert self.rounded <= active, "a copy that is over is yet to hand in"
-        assert self.progress.keys() <= active | errands, "a copy that is over goes on"
+        assert self.progress.keys() <= active | side_tasks, "a copy that is over goes on"

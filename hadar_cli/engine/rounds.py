@@ -5,7 +5,7 @@ slot ends. Copies of one job meet several times on the way: all hand in, are mer
 count, and they go on from the merged weights. A device with nothing left takes more work while
 there is time; when no work is left the round ends at once; nobody waits long for a copy that is
 late. A copy that is alone and stays where it is gets its next order before the slot ends: it hands
-in on the way and waits for nobody. Errands (evaluating a finished model, preparing a copy's
+in on the way and waits for nobody. Side tasks (evaluating a finished model, preparing a copy's
 process ahead of its first steps) fill time that would be idle, and no round waits for them.
 """
 
@@ -40,13 +40,13 @@ from hadar_cli.engine.ports import (
     Report,
     Surveyed,
 )
-from hadar_cli.engine.side_tasks import Errands
+from hadar_cli.engine.side_tasks import SideTasks
 from hadar_cli.engine.starts import LEAST_STINT_S, Starts
 from hadar_cli.engine.tracker import Tracker
 from hadar_cli.engine.views import Views
 
 _RECALL_TICK_S = 0.5
-_RECALL_S = 15.0  # for errands; those who train have as long as handing in takes them
+_RECALL_S = 15.0  # for side tasks; those who train have as long as handing in takes them
 _STRETCH = 1 / 3  # of a slot: longer, if all the work is done then
 _AHEAD_S = 1.0  # before the slot's end, orders are sent ahead
 # Nothing can be started after these.
@@ -79,15 +79,15 @@ class RoundLoop:
             mix, self._suitability, self._state, rates, held, meetings, executor.now, policy.forks
         )
         foresight = self._foresight = Foresight(self._state, held, views, rates)
-        self._errands = Errands(tracker, executor, held, rates)
-        state, errands, suits = self._state, self._errands, self._suitability
-        self._views.stays = self._errands.stays
+        aside = self._side_tasks = SideTasks(tracker, executor, held, rates)
+        state, suits = self._state, self._suitability
+        self._views.stays = aside.stays
         self._starts = Starts(
-            mix.slot_s, policy.forks, executor.now, state, held, meetings, errands, rates, suits
+            mix.slot_s, policy.forks, executor.now, state, held, meetings, aside, rates, suits
         )
         failures = Failures(tracker, held, suits, policy.forks)
         self._intake = Intake(
-            executor, tracker, observer, rates, held, meetings, views, errands, foresight, failures
+            executor, tracker, observer, rates, held, meetings, views, aside, foresight, failures
         )
         self.heed, self.settle = self._intake.heed, self._intake.settle
         self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
@@ -195,11 +195,11 @@ class RoundLoop:
             others = len(self._state.unfinished) > len(held.merging)
             is_over = self._executor.now() >= self._round.ends_at
             return not (others and is_over and self._round.has_trained)
-        # Errands may be all there is to do: another round would only wait for them too. But once
+        # Side tasks may be all there is to do: another round would only wait for them too. But once
         # all is trained and measured, nobody needs the processes that are yet to start.
         if not self._state.unfinished and not self._state.unmeasured:
             return False
-        return bool(held.errands) and not (self._round.has_trained and self._state.unfinished)
+        return bool(held.side_tasks) and not (self._round.has_trained and self._state.unfinished)
 
     def _next_look(self) -> float:
         tick = self._executor.now() + self._executor.tick_s
@@ -222,7 +222,7 @@ class RoundLoop:
 
     def _keep_devices_busy(self) -> None:
         """Starts what is next on every idle device; plans more where a list has run out."""
-        self._errands.evaluate(self._not_about_to_go_on)
+        self._side_tasks.evaluate(self._not_about_to_go_on)
         self._start_planned()
         left = self._round.ends_at - self._executor.now()
         # What a gang policy has just left idle, it would leave idle again.
@@ -329,7 +329,7 @@ class RoundLoop:
     def _may_go_on(self, job: JobState) -> bool:
         """Whether a process of the job takes orders, and nothing has to end it by the clock."""
         is_steady = job.job.max_duration_s is None and not job.is_unwanted
-        return self._errands.stays(job) and is_steady
+        return self._side_tasks.stays(job) and is_steady
 
     def _prepare_ahead(self) -> None:
         """Has idle devices that hold no process of use start the one they will need next."""
@@ -338,7 +338,7 @@ class RoundLoop:
             return
         stints = self._policy.plan(self._views.of(idle, self._mix.slot_s, past_solo=True))
         for device, job in {stint.device: stint.job for stint in reversed(stints)}.items():
-            self._errands.prepare(device, self._state.jobs[job])
+            self._side_tasks.prepare(device, self._state.jobs[job])
 
     def _is_of_use(self, device: str) -> bool:
         """Whether the process that waits on the device is of a job that still has work."""
@@ -350,7 +350,7 @@ class RoundLoop:
         if self._round.ends_at - self._executor.now() > self._held.start_cost_s:
             for device in devices:
                 if stint := self._round.next_of(device):
-                    self._errands.prepare(device, self._state.jobs[stint.job])
+                    self._side_tasks.prepare(device, self._state.jobs[stint.job])
 
     # -- what comes back ---------------------------------------------------------------------
 

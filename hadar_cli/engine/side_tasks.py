@@ -1,6 +1,6 @@
 """What devices do beside training: measure finished models, and start processes ahead of need.
 
-Errands fill time that would be idle; no round waits for them.
+They fill time that would be idle; no round waits for them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import Executor
 from hadar_cli.engine.tracker import Tracker
 
-_ERRAND_S = 300.0
+_SIDE_TASK_S = 300.0
 
 
-class Errands:
-    """Sends idle devices on errands, one at a time each."""
+class SideTasks:
+    """Sends idle devices on side tasks, one at a time each."""
 
     def __init__(self, tracker: Tracker, executor: Executor, held: Occupancy, rates: Rates) -> None:
         self._tracker, self._executor, self._held, self._rates = tracker, executor, held, rates
@@ -35,7 +35,7 @@ class Errands:
         """Has the final quality of every trained job measured, where its process is, or fastest."""
         for job in self._tracker.state.unmeasured:
             devices = [device for device in idle() if self._may_use(job, device)]
-            is_asked = any(errand.purpose != "prepare" for errand in job.errands.values())
+            is_asked = any(side_task.purpose != "prepare" for side_task in job.side_tasks.values())
             if is_asked or not devices:
                 continue
             warm = [device for device in devices if self._held.warm.get(device) == job.job.id]
@@ -52,6 +52,6 @@ class Errands:
         return not job.failed and self._rates.rate(job.job.id, device) > 0
 
     def _send(self, job: JobState, device: str, purpose: str) -> None:
-        order = self._tracker.hand_out_errand(job, device, _ERRAND_S, purpose)
+        order = self._tracker.hand_out_side_task(job, device, _SIDE_TASK_S, purpose)
         self._held.hold(order)
         self._executor.start(order)

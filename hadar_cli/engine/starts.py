@@ -15,7 +15,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import CopyOrder
-from hadar_cli.engine.side_tasks import Errands
+from hadar_cli.engine.side_tasks import SideTasks
 
 LEAST_STINT_S = 0.5
 # More steps than devices should come to, in case they are faster than thought: of a job that is
@@ -33,7 +33,7 @@ class Starts:
     state: RunState
     held: Occupancy
     meetings: Meetings
-    errands: Errands
+    side_tasks: SideTasks
     rates: Rates
     suitability: Suitability
 
@@ -90,7 +90,7 @@ class Starts:
         is_warm = all(self.held.is_warm(stint.device, job) for stint in stints)
         begins = now if is_warm else min(now + self.held.start_cost_s, ends_at)
         slowest = min(self.rates.gang(job, stint.devices) for stint in stints)
-        copies = len(stints) if self.errands.stays(self.state.jobs[job]) else 1
+        copies = len(stints) if self.side_tasks.stays(self.state.jobs[job]) else 1
         return self.meetings.call(job, begins, ends_at, slowest, copies)
 
     def within(self, stint: Stint, seconds: float) -> Stint:

@@ -86,10 +86,10 @@ class Tracker:
         keeps = job.generation % rules.optimizer_every != 0
         return replace(order, hand_in=rules.hand_in, keeps_optimizer=keeps)
 
-    def hand_out_errand(
+    def hand_out_side_task(
         self, job: JobState, device: str, seconds: float, purpose: str
     ) -> CopyOrder:
-        """An order without steps: one of ``events.ERRANDS``."""
+        """An order without steps: one of ``events.SIDE_TASKS``."""
         return self._order(job, (device,), seconds, StepSet(), 1.0, purpose)
 
     def _order(
@@ -155,7 +155,7 @@ class Tracker:
         return [
             self._order_of(started, self._mix.slot_s)
             for job in self.state.jobs.values()
-            for started in (*job.active.values(), *job.errands.values())
+            for started in (*job.active.values(), *job.side_tasks.values())
         ]
 
     def _scale(self, job: JobState, expected: Sequence[int]) -> float:
@@ -226,7 +226,7 @@ class Tracker:
         if started is None:
             return False
         job = self.state.jobs[started.job]
-        return attempt in job.active or attempt in job.errands
+        return attempt in job.active or attempt in job.side_tasks
 
     def _is_late(self, report: HandedIn) -> bool:
         """Whether what it trained is no longer, or never became, the job's latest weights."""

@@ -11,7 +11,7 @@ from hadar_cli.core.estimates.suitability import Suitability
 from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.events import CopyStarted
 from hadar_cli.core.model import Device, Mix
-from hadar_cli.core.policies.lineup import Roster
+from hadar_cli.core.policies.job_queue import Arrivals
 from hadar_cli.core.policies.port import ClusterView, JobView, Stint
 from hadar_cli.core.state import JobState, RunState
 from hadar_cli.engine.meetings import Meetings
@@ -38,7 +38,7 @@ class Views:
         self._forks = (
             forks  # or else nobody asks when busy devices will be free, and what merges cost
         )
-        self._roster = Roster(state)
+        self._arrivals = Arrivals(state)
         #: whether a job's processes wait for orders, so that more of them may be given any
         self.stays: Callable[[JobState], bool] = lambda job: False
 
@@ -56,7 +56,7 @@ class Views:
         which a job has one copy only, to what comes next.
         """
         now = self._clock()
-        queue, states = self._roster.at(now), self._state.jobs
+        queue, states = self._arrivals.at(now), self._state.jobs
         busy_s = self.busy_s(seconds) if self._forks and not later_s else {}
         return ClusterView(
             now_s=now,

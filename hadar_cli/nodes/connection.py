@@ -91,7 +91,7 @@ def answer_of(transport: Transport, command: str, patience_s: float) -> tuple[st
 
 
 class NodeAccess(Protocol):
-    """Starts parts of hadar on one node: ``agent``, ``reception``, ``transfer``."""
+    """Starts parts of hadar on one node: ``agent``, ``visits``, ``transfer``."""
 
     node: Node
 

@@ -20,7 +20,7 @@ _TRY_AGAIN_S = (5.0, 15.0, 60.0)  # while the run goes on: then always the last
 _LAST_TRIES, _AT_END_S = 2, 1.0  # once nobody drives it any more
 
 
-class Desk:
+class ObserverFiles:
     """What a run's directory holds of one observer: its fields, its lock, its last problem."""
 
     def __init__(self, store: RunStore, name: str) -> None:
@@ -84,30 +84,30 @@ class Desk:
 
 def kept_choices(store: RunStore) -> list[Choice]:
     """The observers that the run was started with."""
-    return [choice for name in KINDS if (choice := Desk(store, name).kept())]
+    return [choice for name in KINDS if (choice := ObserverFiles(store, name).kept())]
 
 
 def write_once(store: RunStore, choice: Choice) -> tuple[int, str]:
     """Gives the sink all it has not; how many values that was, and where to look."""
-    desk = Desk(store, choice.name)
-    with desk.alone(waits=False):
+    files = ObserverFiles(store, choice.name)
+    with files.alone(waits=False):
         written = _Writing(store, choice).go(lambda: False)
-        desk.note("")
+        files.note("")
     return written
 
 
 def follow(store: RunStore, choice: Choice) -> tuple[int, str]:
     """Writes until the run is over or nobody drives it. A sink that fails is tried again, from the
     beginning of the journal: it knows itself what it has."""
-    desk = Desk(store, choice.name)
-    with desk.alone(waits=True):
+    files = ObserverFiles(store, choice.name)
+    with files.alone(waits=True):
         tries = tries_at_end = 0
         while True:
             driven = is_driven(store)
             try:
                 written = _Writing(store, choice).go(lambda: is_driven(store))
             except UnfinishedError as error:
-                desk.note(error.message)
+                files.note(error.message)
                 tries_at_end += not driven
                 if tries_at_end == _LAST_TRIES:
                     raise
@@ -115,7 +115,7 @@ def follow(store: RunStore, choice: Choice) -> tuple[int, str]:
                 _sleep(pause_s if driven else _AT_END_S, store)
                 tries += 1
             else:
-                desk.note("")
+                files.note("")
                 return written
 
 
@@ -150,13 +150,13 @@ class _Writing:
 
     def _go(self, goes_on: Callable[[], bool]) -> tuple[int, str]:
         sink, count = open_sink(self._choice, self._subject), 0
-        desk = Desk(self._store, self._choice.name)
+        files = ObserverFiles(self._store, self._choice.name)
         while True:
             is_last = not goes_on()  # asked first: a head that left has written its end before
             with contradictions_of(self._store):
                 news = [p for event in self._tail.news() for p in self._points.take(event)]
             count += sink.write(news)
-            desk.note("")
+            files.note("")
             if is_last or self._points.is_over:
                 break
             time.sleep(_LOOK_EVERY_S)

@@ -15,7 +15,7 @@ from hadar_cli.report.format import brief, count, figures, listed, plain
 
 _LONGEST = 200  # of words that come from a node
 _LONGEST_LINE = 2000
-_ERRANDS = {
+_SIDE_TASKS = {
     "evaluate": "measures",
     "prepare": "prepares for",
 }
@@ -32,8 +32,8 @@ def _describe(event: events.Event, state: RunState) -> str:
             return _head_started(event, state)
         case events.RoundPlanned():
             return _planned(event, state)
-        case events.CopyStarted() if event.purpose in _ERRANDS:
-            return f"{event.device} {_ERRANDS[event.purpose]} {_job(state, event.job)}"
+        case events.CopyStarted() if event.purpose in _SIDE_TASKS:
+            return f"{event.device} {_SIDE_TASKS[event.purpose]} {_job(state, event.job)}"
         case events.CopyStarted():
             steps = count(event.quota, "step")
             return f"{listed(event.devices)} trains {_job(state, event.job)}: {steps}"
@@ -244,8 +244,8 @@ def _finished(event: events.CopyFinished, state: RunState) -> str:
     job = state.jobs[started.job]
     if event.quality:
         return _quality(job, event.quality, started.generation)
-    if started.purpose in _ERRANDS:
-        return f"{started.device} {_ERRANDS[started.purpose]} {_job(state, started.job)}: ready"
+    if started.purpose in _SIDE_TASKS:
+        return f"{started.device} {_SIDE_TASKS[started.purpose]} {_job(state, started.job)}: ready"
     steps = count(event.steps, "step")
     return f"{started.place} handed in {steps} of {_job(state, started.job)}"
 
@@ -341,7 +341,7 @@ class _Merges:
         return f"{merges} merges of {name if len(self.times) == 1 else f'{len(self.times)} jobs'}"
 
 
-class Chronicle:
+class RunLog:
     """Tells a run as it goes: news at once, a round's merges as one line that grows."""
 
     def __init__(self, state: RunState) -> None:

@@ -44,7 +44,7 @@ _RECORD = msgspec.json.Decoder(tuple[str, msgspec.Raw])
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run was started with, and the jobs and nodes that came later: see desk.py."""
+    """What a run was started with, and the jobs and nodes that came later (request_handler.py)."""
 
     id: str
     mix: Mix

@@ -171,7 +171,9 @@ class SimulatedExecutor:
             least = int(copy.rate * 0.2 * order.seconds)
             steps = min(quota, max(steps, least, 1))
         train_s = steps / copy.rate
-        sync_s = self._costs.sync_s if order.returns_weights else 0.0  # an errand brings no weights
+        sync_s = (
+            self._costs.sync_s if order.returns_weights else 0.0
+        )  # a side task brings no weights
         done = order.steps.first(steps)
         copy.left = order.steps - done
         result = CopyResult(

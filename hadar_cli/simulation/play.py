@@ -25,7 +25,7 @@ from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.measures.fairness import by_user, finish_time_fairness
 from hadar_cli.core.measures.timeline import Stretches
 from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
-from hadar_cli.core.policies.lineup import Lineup
+from hadar_cli.core.policies.job_queue import JobQueue
 from hadar_cli.core.policies.port import ClusterView, Policy, Stint
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import NoJournal, Observer
@@ -158,7 +158,7 @@ class _Watched:
         self._planned: set[tuple[int, tuple[str, ...]]] = set()  # gangs by job
         self._held: set[tuple[int, tuple[str, ...]]] = set()
         self._last: list[Stint] = []
-        self._lineup = self._misled = Lineup.empty()
+        self._queue = self._misled = JobQueue.empty()
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Watched:
         """Another one that remembers nothing yet; the run that it looks at is the same."""
@@ -166,8 +166,8 @@ class _Watched:
 
     def plan(self, view: ClusterView) -> list[Stint]:
         if self._told is not None:
-            if view.queue is not self._lineup:
-                self._lineup, self._misled = view.queue, view.queue.misled(self._told)
+            if view.queue is not self._queue:
+                self._queue, self._misled = view.queue, view.queue.misled(self._told)
             view = replace(view, queue=self._misled)
         began = time.perf_counter()
         stints = self._policy.plan(view)

@@ -115,7 +115,7 @@ def _classes(mix: Mix) -> set[tuple[object, ...]]:
 
 
 @dataclass(slots=True)
-class _Notebook(Observer):
+class _Rehearsed(Observer):
     """Writes down what a rehearsal tells."""
 
     state: RunState
@@ -144,28 +144,28 @@ def _rehearse(
     known: RateModel | None = None,
     state: RunState | None = None,
     warm: Mapping[str, int] | None = None,
-) -> _Notebook:
+) -> _Rehearsed:
     """Plays the run to its end, from its beginning or from ``state``."""
     state = state or RunState(mix.jobs)
-    notebook = _Notebook(state)
+    rehearsed = _Rehearsed(state)
     speeds = ModelledSpeeds(mix.jobs, devices, truth)
     executor = SimulatedExecutor(speeds.gang, costs, state.now, warm=warm or {})
     policy = policies.create(mix.policy)
-    play(mix, devices, policy, executor, known or speeds.known(), state, notebook)
-    return notebook
+    play(mix, devices, policy, executor, known or speeds.known(), state, rehearsed)
+    return rehearsed
 
 
 def _forecast(
     mix: Mix,
     devices: Sequence[Device],
-    notebook: _Notebook,
+    rehearsed: _Rehearsed,
     truth: RateModel,
     runs: Sequence[str],
     at_s: float = 0.0,
 ) -> Forecast:
-    state = notebook.state
+    state = rehearsed.state
     ends = {s.job.name: (s.finished_at or 0.0, s.job.arrives_s) for s in state.jobs.values()}
-    share = _measured_share(notebook, truth)
+    share = _measured_share(rehearsed, truth)
     return Forecast(
         ttd_s=max(end for end, _ in ends.values()),
         jct_s={name: end - arrives for name, (end, arrives) in ends.items()},
@@ -182,10 +182,10 @@ def _bound_s(mix: Mix, devices: Sequence[Device], truth: RateModel) -> float | N
     return lower_bound_s(scenario, policies.create(mix.policy).forks)
 
 
-def _measured_share(notebook: _Notebook, truth: RateModel) -> float:
-    started = {copy.attempt: copy for copy in notebook.starts}
+def _measured_share(rehearsed: _Rehearsed, truth: RateModel) -> float:
+    started = {copy.attempt: copy for copy in rehearsed.starts}
     total = measured = 0.0
-    for done in notebook.finishes:
+    for done in rehearsed.finishes:
         copy = started[done.attempt]
         total += done.train_s
         if all(truth.measured(copy.job, device) for device in copy.devices):
@@ -216,23 +216,23 @@ def foresee(
     if (_bound_s(mix, devices, truth) or 0.0) > MOST_ROUNDS * mix.slot_s:
         return None
     try:
-        notebook = _rehearse(mix, devices, truth, knowledge.costs)
+        rehearsed = _rehearse(mix, devices, truth, knowledge.costs)
     except HadarError:
         return None
-    forecast = _forecast(mix, devices, notebook, truth, knowledge.runs)
+    forecast = _forecast(mix, devices, rehearsed, truth, knowledge.runs)
     return Outlook(
         forecast=forecast,
-        rounds=tuple(notebook.rounds),
-        stays=tuple(_stays(mix, notebook)),
-        moved_bytes=_moved_bytes(notebook, nodes, knowledge.fit),
+        rounds=tuple(rehearsed.rounds),
+        stays=tuple(_stays(mix, rehearsed)),
+        moved_bytes=_moved_bytes(rehearsed, nodes, knowledge.fit),
         cost=_cost(nodes, forecast.ttd_s),
         worths=tuple(_worths(mix, nodes, knowledge, forecast.ttd_s)) if worths else (),
-        ways=_ways(mix, devices, notebook),
+        ways=_ways(mix, devices, rehearsed),
     )
 
 
-def _ways(mix: Mix, devices: Sequence[Device], notebook: _Notebook) -> dict[str, Ways]:
-    found = ways_of(mix.jobs, devices, mix.policy.name, notebook.all)
+def _ways(mix: Mix, devices: Sequence[Device], rehearsed: _Rehearsed) -> dict[str, Ways]:
+    found = ways_of(mix.jobs, devices, mix.policy.name, rehearsed.all)
     return {job.name: found[job.id] for job in mix.jobs if job.id in found}
 
 
@@ -263,25 +263,25 @@ def _cost(nodes: Sequence[Node], ttd_s: float) -> float | None:
     return sum(prices) * ttd_s / 3600 if prices else None
 
 
-def _stays(mix: Mix, notebook: _Notebook) -> Iterator[Stay]:
+def _stays(mix: Mix, rehearsed: _Rehearsed) -> Iterator[Stay]:
     names = {job.id: job.name for job in mix.jobs}
     latest: dict[str, int] = {}
-    for copy in notebook.starts:
+    for copy in rehearsed.starts:
         for device in copy.devices:
             if latest.get(device) != copy.job:
                 latest[device] = copy.job
                 yield Stay(device, names[copy.job], copy.t)
 
 
-def _moved_bytes(notebook: _Notebook, nodes: Sequence[Node], fitted: Fit) -> int | None:
+def _moved_bytes(rehearsed: _Rehearsed, nodes: Sequence[Node], fitted: Fit) -> int | None:
     """Weights up from every copy, and down to each that does not hold the latest already."""
     far = {device.name for node in nodes if not node.is_local for device in node.devices}
     if not far:
         return 0
-    jobs = notebook.state.jobs
+    jobs = rehearsed.state.jobs
     held: dict[tuple[int, str], int] = {}  # a sole copy's weights are the merged ones
     total = 0
-    moves = [(copy.job, copy.device, copy.generation) for copy in notebook.starts]
+    moves = [(copy.job, copy.device, copy.generation) for copy in rehearsed.starts]
     for job, device, generation in moves:
         size = fitted.bytes.get(jobs[job].job.throughput_class)
         if device not in far:
@@ -331,10 +331,10 @@ def forecast_after(
     truth = fitted.rates(facts.mix.jobs, devices)
     costs = replace(fitted.costs, first_start_s=None)
     try:
-        notebook = _rehearse(facts.mix, left, truth, costs, known=known, state=state, warm=warm)
+        rehearsed = _rehearse(facts.mix, left, truth, costs, known=known, state=state, warm=warm)
     except HadarError:
         return None
-    return _forecast(facts.mix, left, notebook, truth, [facts.id], at_s)
+    return _forecast(facts.mix, left, rehearsed, truth, [facts.id], at_s)
 
 
 def _first_rounds(happened: Iterable[events.Event], rounds: int) -> Iterator[events.Event]:

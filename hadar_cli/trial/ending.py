@@ -29,13 +29,13 @@ class Ending:
         """``stays``: its processes wait for orders. Then a run may have one begin without any."""
         n, kinds = self._steps, ["steps"]
         if stays:
-            self._errand("a process that waits for its first order", None)
+            self._side_task("a process that waits for its first order", None)
             kinds.insert(0, "waiting")
         first = self._train((0, n), None, evaluate=True)
         last = self._train((n, 2 * n), first.weights, global_step=n)
         kinds.append("more steps")
         if first.result.quality is not None:
-            answer = self._errand(
+            answer = self._side_task(
                 "its final evaluation", last.weights, evaluate=True, global_step=2 * n
             )
             if answer.result.quality is None:
@@ -47,19 +47,21 @@ class Ending:
     def _train(self, steps: tuple[int, int], weights: str | None, **how: Any) -> HandedIn:
         return self._do(steps, weights, None, **how)
 
-    def _errand(self, what: str, weights: str | None, **how: Any) -> HandedIn:
+    def _side_task(self, what: str, weights: str | None, **how: Any) -> HandedIn:
         """An order without steps, which wants no weights: ``HADAR_CKPT_OUT`` is empty."""
         return self._do((0, 0), weights, what, returns_weights=False, **how)
 
     def _do(
-        self, steps: tuple[int, int], weights: str | None, errand: str | None, **how: Any
+        self, steps: tuple[int, int], weights: str | None, side_task: str | None, **how: Any
     ) -> HandedIn:
         patience = self._patience
         order = self._stage.probe(DEVICES[0], steps, weights, patience.order_s, self._job, **how)
         (end,) = self._stage.await_all([order], patience.start_s + patience.grace_s)
-        fault = words.explain_end(end, None, steps[1] - steps[0], is_errand=errand is not None)
-        if fault and errand:
-            fault = Fault(f"asked for {errand}, {fault.what}", fault.fix)
+        fault = words.explain_end(
+            end, None, steps[1] - steps[0], is_side_task=side_task is not None
+        )
+        if fault and side_task:
+            fault = Fault(f"asked for {side_task}, {fault.what}", fault.fix)
         self._findings.demand(_NAME, fault)
         assert end.handed_in
         return end.handed_in

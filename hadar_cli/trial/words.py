@@ -228,14 +228,14 @@ NEVER_SEEN = (
 
 
 def explain_end(
-    end: Ended, objection: Loss | None, asked: int, is_errand: bool = False
+    end: Ended, objection: Loss | None, asked: int, is_side_task: bool = False
 ) -> Fault | None:
     """What is wrong with how an order ended, or None if it was done in full."""
     if end.lost:
         return _explain_loss(end.lost)
     if not end.handed_in:
         return NOT_IN_TIME
-    if is_errand:
+    if is_side_task:
         return None
     steps = end.handed_in.result.steps
     if objection is Loss.NO_WEIGHTS:

@@ -129,7 +129,7 @@ def visiting(
     """
     of_run = RunStore(runs / run) if run and node.aws else None
     with closing(access_to(node, of_run, may_start=False)) as access:
-        yield Visit(node, access.open("reception", patience_s), runs)
+        yield Visit(node, access.open("visits", patience_s), runs)
 
 
 def on_all(

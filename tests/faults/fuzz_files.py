@@ -25,7 +25,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.errors import InputError, StorageError
 from hadar_cli.nodes.remote import command_of
 from hadar_cli.report.record import read_record
-from hadar_cli.report.words import Chronicle
+from hadar_cli.report.words import RunLog
 from hadar_cli.runs.store import RunFacts, RunStore, read_journal
 from tests.faults.fuzz import REFUSED, TAKEN, UNREAD, Target
 from tests.faults.fuzz_mutation import Mutator, break_bytes, to_json, to_toml
@@ -285,10 +285,10 @@ def run_holds(store: RunStore) -> None:
     """All that reports tell of a run can be told, and adds up."""
     record = read_record(store)
     state = RunState(record.facts.mix.jobs)
-    chronicle = Chronicle(state)
+    log = RunLog(state)
     for event in record.happened:
         state.apply(event)
-        assert all(entry.words.isprintable() for entry in chronicle.hear(event))
+        assert all(entry.words.isprintable() for entry in log.hear(event))
     for job in state.jobs.values():
         assert 0 <= len(job.done) == job.job.target_steps - job.remaining <= job.job.target_steps
         assert not job.done.ranges or job.done.ranges[-1][1] <= job.job.target_steps

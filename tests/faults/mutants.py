@@ -69,7 +69,7 @@ def _trusting_finish(state: RunState, event: events.CopyFinished) -> None:
     started = state.started[event.attempt]
     job = state.jobs[started.job]
     job.active.pop(event.attempt, None)
-    job.errands.pop(event.attempt, None)
+    job.side_tasks.pop(event.attempt, None)
     if heir := job.take_back(started, StepSet.of(event.slices)):
         state.started[heir.attempt] = heir
     if event.quality is not None:
@@ -188,7 +188,7 @@ def a_stop_keeps_what_copies_held() -> AbstractContextManager[object]:
     def drop(state: RunState) -> None:
         for job in state.jobs.values():
             job.active.clear()
-            job.errands.clear()
+            job.side_tasks.clear()
             job.handed_in.clear()
 
     return _instead(RunState, "_drop_copies", drop)
@@ -199,7 +199,7 @@ def a_stop_frees_even_steps_done() -> AbstractContextManager[object]:
     def drop(state: RunState) -> None:
         for job in state.jobs.values():
             job.active.clear()
-            job.errands.clear()
+            job.side_tasks.clear()
             job.handed_in.clear()
             job.free = all_steps(job.job.target_steps)
 

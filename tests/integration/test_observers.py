@@ -14,7 +14,7 @@ import pytest
 from hadar_cli.core import events
 from hadar_cli.core.measures.points import DEVICES, Points
 from hadar_cli.observers.catalog import parse
-from hadar_cli.observers.writing import Desk, follow, write_once
+from hadar_cli.observers.writing import ObserverFiles, follow, write_once
 from hadar_cli.report.record import read_record
 from hadar_cli.runs.store import RunStore, read_journal
 from tests.e2e.test_kill import ENVIRONMENT, HADAR, NODES, TRAIN, start, wait_for
@@ -200,6 +200,8 @@ def test_a_sink_that_is_down_costs_a_warning_and_is_made_up_for(
     store = RunStore(tmp_path / "runs" / "down")
     assert read_record(store).summary.state == "finished"
     in_the_way.unlink()
-    write_once(store, Desk(store, "tensorboard").kept() or parse(["tensorboard"], "--to")[0])
+    write_once(
+        store, ObserverFiles(store, "tensorboard").kept() or parse(["tensorboard"], "--to")[0]
+    )
     (in_the_way / "down").rename(store.directory / "tensorboard")
     assert_read_back(store, "tensorboard")

@@ -303,7 +303,7 @@ def test_a_proxy_command_is_the_shells(lab, node, tmp_path, monkeypatch):
     )
     node = replace(node, host="box", identity_file=str(lab.identity_file))
     access = RemoteAccess(node, SshTransport(node))
-    access.open("reception", 30.0)
+    access.open("visits", 30.0)
     assert (tmp_path / "said it").read_text() == f"{node.user} box %"
     children = subprocess.run(["pgrep", "-f", str(relay)], capture_output=True, check=False)
     assert children.stdout

@@ -11,10 +11,10 @@ from hadar_cli.core.arrays import RowIndex
 from hadar_cli.core.model import Job, Mix, PolicyChoice
 from hadar_cli.core.policies.gangs import scheduler as gangs
 from hadar_cli.core.policies.gangs.backfill import WaitingLines
-from hadar_cli.core.policies.gangs.placement import Seating, place
+from hadar_cli.core.policies.gangs.placement import Placed, place
 from hadar_cli.core.policies.gangs.scheduler import GangScheduler
 from hadar_cli.core.policies.gangs.site import Site
-from hadar_cli.core.policies.lineup import Roster
+from hadar_cli.core.policies.job_queue import Arrivals
 from hadar_cli.core.policies.port import ClusterView
 from hadar_cli.core.state import RunState
 from hadar_cli.simulation.executor import Costs
@@ -36,8 +36,8 @@ def test_rows_are_those_of_a_dictionary(ids, asked):
 
 
 @given(wishes=st.lists(st.tuples(SOME, SOME, st.lists(st.integers(1, 4), max_size=4)), max_size=8))
-def test_a_seating_that_was_followed_is_that_of_a_fresh_look(wishes):
-    seating, gangs_now, number = Seating(SITE, {}), {}, 0
+def test_a_placement_that_was_followed_is_that_of_a_fresh_look(wishes):
+    placed, gangs_now, number = Placed(SITE, {}), {}, 0
     for leaving, restarting, coming in wishes:
         gangs_now = {job: gang for job, gang in gangs_now.items() if job % 10 not in leaving}
         for job in [job for job in gangs_now if job % 10 in restarting]:
@@ -47,16 +47,16 @@ def test_a_seating_that_was_followed_is_that_of_a_fresh_look(wishes):
             if len(names) >= width:
                 gangs_now[number] = tuple(names[-width:])
                 number += 1
-        seating.follow(gangs_now)
-        fresh = Seating(SITE, gangs_now)
-        assert list(seating.gangs.items()) == list(fresh.gangs.items())
-        assert list(seating.allocations.items()) == list(fresh.allocations.items())
-        assert seating.open == fresh.open
-        in_turn = [sorted(one.taken, key=one.taken.__getitem__) for one in (seating, fresh)]
+        placed.follow(gangs_now)
+        fresh = Placed(SITE, gangs_now)
+        assert list(placed.gangs.items()) == list(fresh.gangs.items())
+        assert list(placed.allocations.items()) == list(fresh.allocations.items())
+        assert placed.open == fresh.open
+        in_turn = [sorted(one.taken, key=one.taken.__getitem__) for one in (placed, fresh)]
         assert in_turn[0] == in_turn[1]
-    allocations = {**seating.allocations, 1000: (1, 0)}
-    if len([name for name in seating.open if name.startswith("fast")]):
-        assert place(SITE, seating.gangs, allocations, seating.gangs).keys() == allocations.keys()
+    allocations = {**placed.allocations, 1000: (1, 0)}
+    if len([name for name in placed.open if name.startswith("fast")]):
+        assert place(SITE, placed.gangs, allocations, placed.gangs).keys() == allocations.keys()
 
 
 @given(data=st.data(), jobs=st.integers(1, 150), seed=st.integers(0, 99))
@@ -128,10 +128,10 @@ def test_a_policy_is_told_what_is_true(lengths, policy, prolongs, is_lossy):
 @given(times=st.lists(st.floats(0.0, 100.0), min_size=1), data=st.data())
 def test_a_roster_has_who_came_and_did_not_end(times, data):
     state = RunState([Job(i, f"job{i}", 10, 32, arrives_s=at) for i, at in enumerate(times)])
-    roster = Roster(state)
+    arrivals = Arrivals(state)
     for now_s in sorted(data.draw(st.lists(st.floats(0.0, 120.0), max_size=6))):
         here = [i for i, at in enumerate(times) if at <= now_s and i not in state.ended]
-        assert roster.at(now_s).ids.tolist() == here
-        assert roster.at(now_s) is roster.at(now_s)
+        assert arrivals.at(now_s).ids.tolist() == here
+        assert arrivals.at(now_s) is arrivals.at(now_s)
         if here:
             state.ended.append(data.draw(st.sampled_from(here)))

@@ -9,7 +9,7 @@ from hadar_cli.core.events import CopyFinished, CopyStarted, WeightsMerged
 from hadar_cli.core.model import Job
 from hadar_cli.core.policies.gangs.queue import Decision, Queue
 from hadar_cli.core.policies.gangs.scheduler import GangScheduler
-from hadar_cli.core.policies.lineup import Lineup
+from hadar_cli.core.policies.job_queue import JobQueue
 from hadar_cli.core.policies.port import ClusterView
 from hadar_cli.core.state import RunState
 from hadar_cli.simulation.speeds import ModelledSpeeds, parse_cluster
@@ -43,11 +43,11 @@ def policy() -> Lasting:
 
 
 @pytest.fixture
-def states() -> Lineup:
-    return Lineup.of(list(RunState(JOBS).jobs.values()))
+def states() -> JobQueue:
+    return JobQueue.of(list(RunState(JOBS).jobs.values()))
 
 
-def view_of(queue: Lineup, **others: Any) -> ClusterView:
+def view_of(queue: JobQueue, **others: Any) -> ClusterView:
     plain = {"now_s": 0.0, "slot_s": 100.0, "seconds": 100.0, "devices": (), "jobs": list}
     rates = ModelledSpeeds(JOBS, DEVICES).known()
     return ClusterView(**(plain | {"rates": rates, "cluster": DEVICES, "queue": queue} | others))
@@ -76,7 +76,7 @@ def test_it_is_asked_again_when_something_happened(policy, states, what):
         case "time has passed":
             view = replace(view, now_s=1000.0)
         case "a job ended":
-            queue = Lineup.of(list(RunState(JOBS[1:]).jobs.values()))
+            queue = JobQueue.of(list(RunState(JOBS[1:]).jobs.values()))
             view = replace(view, queue=queue, running={1: view.running[1]})
         case "a gang lost its devices":
             view = replace(view, running={**view.running, 1: ("v100-0:1",)})
@@ -98,7 +98,7 @@ def test_a_policy_says_whether_a_refill_will_do_for_the_next_slot(states, outlas
 
 def test_gangs_that_handed_in_go_on_with_what_is_left(policy):
     state = RunState(JOBS[:1])
-    scheduler, queue = GangScheduler(policy), Lineup.of(list(state.jobs.values()))
+    scheduler, queue = GangScheduler(policy), JobQueue.of(list(state.jobs.values()))
     (stint,) = scheduler.plan(view_of(queue))
     state.apply(CopyStarted(0.0, "a", 0, 1, stint.device, 1, 0, ((0, 1000),)))
     state.apply(CopyFinished(90.0, "a", 400, ((0, 400),), 0.0, 90.0, 0.0, "deadline", "w"))
@@ -147,12 +147,12 @@ def test_a_policy_forgets_when_a_whole_kind_is_gone(policy, states):
 
 def test_a_policy_is_told_what_a_start_costs_and_how_long_jobs_will_come(policy):
     jobs = [replace(JOBS[i], arrives_s=100.0 * i) for i in range(3)]
-    lineup = Lineup.of(list(RunState(jobs).jobs.values()))
+    queue = JobQueue.of(list(RunState(jobs).jobs.values()))
     scheduler = GangScheduler(policy)
-    scheduler.plan(view_of(lineup, now_s=200.0, start_cost_s=7.0))
+    scheduler.plan(view_of(queue, now_s=200.0, start_cost_s=7.0))
     assert policy.asked[-1].restart_s == 7.0
     assert policy.asked[-1].arrivals_s == pytest.approx(40.0)  # a fifth of the time so far
-    scheduler.plan(view_of(lineup, now_s=2000.0))  # nobody has come for eighteen usual gaps
+    scheduler.plan(view_of(queue, now_s=2000.0))  # nobody has come for eighteen usual gaps
     assert policy.asked[-1].arrivals_s < 1e-3
 
 

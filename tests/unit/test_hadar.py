@@ -54,7 +54,7 @@ def test_a_critical_job_gets_the_fastest_devices_however_dear():
     assert Hadar(objective="jct").allocate(queue).allocations[0] == (0, 1)
 
 
-def test_errands_wait_for_a_job_that_may_turn_out_to_need_all_the_time():
+def test_short_jobs_wait_for_a_job_that_may_turn_out_to_need_all_the_time():
     steps = [5e4, *[1e3] * 40]
     queue = queue_of([[1.0]] * 41, capacity=[1], steps=steps)
     assert 0 not in Hadar().allocate(queue).allocations
@@ -74,7 +74,7 @@ def test_makespan_takes_the_longest_first():
 
 def test_wide_gangs_do_not_wait_for_the_end():
     # Eight gangs of 8 on 20 devices, two at a time, are most of the work; many small jobs cheaper.
-    # Eight of the small ones are errands, and leave room for one gang.
+    # Eight of the small ones are short jobs, and leave room for one gang.
     queue = queue_of(
         [[1.0]] * 28, capacity=[20], gang=[8] * 8 + [1] * 20, steps=[8e4] * 8 + [2e4] * 20
     )

@@ -8,10 +8,10 @@ import pytest
 
 from bench.paper import motivation, rivals
 from bench.paper.batches import GANGS, batch, own_table
+from bench.paper.cache import Cache, NotMeasured
 from bench.paper.charts import Bar, axis, bars, lines
 from bench.paper.forks import idle_devices
 from bench.paper.section import Setting, Text
-from bench.paper.shelf import NotMeasured, Shelf
 from bench.paper.trace_driven import time_below
 from hadar_cli.core import events
 from hadar_cli.simulation.play import Work
@@ -29,19 +29,19 @@ def test_what_is_kept_is_not_measured_again_unless_asked(tmp_path):
         measured.append(1)
         return Figure(len(measured))
 
-    def shelf(**said):
-        one = Shelf(tmp_path / "s.json", "abc", lambda: "today")
+    def cache(**said):
+        one = Cache(tmp_path / "s.json", "abc", lambda: "today")
         for name, value in said.items():
             setattr(one, name, value)
         return one
 
-    assert shelf().get("a", Figure, measure) == Figure(1)
-    assert shelf().get("a", Figure, measure) == Figure(1)
-    again = shelf(again=True)
+    assert cache().get("a", Figure, measure) == Figure(1)
+    assert cache().get("a", Figure, measure) == Figure(1)
+    again = cache(again=True)
     assert again.get("a", Figure, measure) == Figure(2)
     assert again.get("a", Figure, measure) == Figure(2)
     with pytest.raises(NotMeasured):
-        shelf(may_measure=False).get("b", Figure, measure)
+        cache(may_measure=False).get("b", Figure, measure)
     assert again.origin == "commit abc; today"
 
 
@@ -90,8 +90,8 @@ def test_plots_are_well_formed_and_show_every_series(picture):
 
 def test_a_section_writes_the_papers_figures_beside_ours(tmp_path):
     text = Text()
-    shelf = Shelf(tmp_path / "s.json", "abc", lambda: "today")
-    motivation.write(motivation.measure(Setting(quick=True), shelf), text)
+    cache = Cache(tmp_path / "s.json", "abc", lambda: "today")
+    motivation.write(motivation.measure(Setting(quick=True), cache), text)
     table = text.parts[1].splitlines()
     assert any("elastic" in row and "5 rounds, CRU 87 %" in row and "100 %" in row for row in table)
     assert any(row.startswith("| Hadar, whole gangs") and "6 rounds" in row for row in table)
@@ -108,6 +108,6 @@ def test_the_rivals_page_says_what_was_looked_at_and_what_wrong_lengths_cost(tmp
     assert "| philly 1 | 100.0 / 2.00 | 100.0 / 2.00 | yes |" in page
     assert "| saturn 4 | 100.0 / 2.00 | 100.0 / 2.00 | no |" in page
     assert "| batch 12, lengths ± 50 % | 110.0 / 2.00 | +10.0 % |" in page
-    shelf = Shelf(tmp_path / "s.json", "abc", lambda: "today")
+    cache = Cache(tmp_path / "s.json", "abc", lambda: "today")
     with pytest.raises(NotMeasured, match="--rivals"):
-        rivals.measure(Setting(quick=False), shelf)
+        rivals.measure(Setting(quick=False), cache)

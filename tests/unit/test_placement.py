@@ -14,7 +14,7 @@ def nodes(devices):
 
 
 def test_a_uniform_site_has_whole_nodes_and_a_rest():
-    sizes = [(shelf.node, len(shelf.devices)) for shelf in SITE.shelves]
+    sizes = [(group.node, len(group.devices)) for group in SITE.groups]
     assert sizes == [("fast-0", 4), ("fast-1", 4), ("slow-0", 4), ("slow-1", 2)]
 
 
@@ -28,15 +28,15 @@ def test_a_site_groups_devices_by_kind_and_node():
 
 
 def test_gangs_share_a_node():
-    seats = place(SITE, {}, {1: (2, 0), 2: (4, 0), 3: (2, 0)})
-    assert all(len(nodes(seats[job])) == 1 for job in seats)
-    assert not SITE.is_spread(seats[2])
+    places = place(SITE, {}, {1: (2, 0), 2: (4, 0), 3: (2, 0)})
+    assert all(len(nodes(places[job])) == 1 for job in places)
+    assert not SITE.is_spread(places[2])
 
 
 def test_best_fit_leaves_large_holes_whole():
-    seats = place(SITE, {}, {1: (1, 0)})
-    seats = place(SITE, seats, {1: (1, 0), 2: (1, 0), 3: (4, 0)})
-    assert nodes(seats[1]) == nodes(seats[2]) != nodes(seats[3])
+    places = place(SITE, {}, {1: (1, 0)})
+    places = place(SITE, places, {1: (1, 0), 2: (1, 0), 3: (4, 0)})
+    assert nodes(places[1]) == nodes(places[2]) != nodes(places[3])
 
 
 def test_who_keeps_its_kinds_keeps_its_devices():
@@ -69,8 +69,8 @@ def test_nobody_gives_way_to_a_narrower_gang():
 
 
 def test_a_gang_wider_than_a_node_takes_as_few_as_it_needs():
-    seats = place(SITE, {}, {1: (8, 0)})
-    assert not SITE.is_spread(seats[1])
+    places = place(SITE, {}, {1: (8, 0)})
+    assert not SITE.is_spread(places[1])
     assert SITE.is_spread(("fast-0:0", "slow-0:0"))  # two kinds are never together
 
 
@@ -80,8 +80,8 @@ def test_overbooking_is_refused():
 
 
 def test_devices_that_are_gone_are_not_kept():
-    seats = place(SITE, {1: ("lost-0:0",)}, {1: (1, 0)})
-    assert seats[1][0] in SITE.home
+    places = place(SITE, {1: ("lost-0:0",)}, {1: (1, 0)})
+    assert places[1][0] in SITE.home
 
 
 def test_nobody_moves_a_pinned_job():

@@ -9,7 +9,7 @@ from hadar_cli.core.reasons import Absence
 from hadar_cli.core.state import RunState
 from hadar_cli.errors import InputError
 from hadar_cli.runs.answers import answer, look_ahead
-from hadar_cli.runs.desk import Desk, RunChanged
+from hadar_cli.runs.request_handler import RequestHandler, RunChanged
 from hadar_cli.runs.requests import (
     AddJobs,
     AddNodes,
@@ -143,30 +143,30 @@ def store(tmp_path):
     return RunStore.create(tmp_path, FACTS)
 
 
-def desk_of(store, *happened):
-    """A desk over the store's journal, as a head has it."""
+def handler_of(store, *happened):
+    """A handler over the store's journal, as a head has it."""
     world = make_world(store.facts.mix, NODES, journal=FileJournal(store.journal_path))
     for event in happened:
         world.tracker.record(event)
     heeded = []
-    desk = Desk(store, world.tracker, world.executor.now)
-    desk.open(lambda: heeded.append(True))
-    return desk, heeded
+    handler = RequestHandler(store, world.tracker, world.executor.now)
+    handler.open(lambda: heeded.append(True))
+    return handler, heeded
 
 
 def test_a_head_takes_up_requests_in_order_and_once(store):
     inbox = Inbox(store)
     first, second = inbox.put(PauseJobs(("job-0",))), inbox.put(SetPriority(("job-1",), 3))
     assert inbox.waiting() == [first, second]
-    desk, heeded = desk_of(store)
-    desk.tick()
+    handler, heeded = handler_of(store)
+    handler.tick()
     told = read_journal(store.journal_path)[1:]
     assert told == [
         events.JobsPaused(0.0, (0,), first),
         events.PriorityChanged(0.0, (1,), 3, second),
     ]
     assert inbox.waiting() == [] and heeded == [True]
-    desk.tick()
+    handler.tick()
     assert len(read_journal(store.journal_path)) == 3
 
 
@@ -194,8 +194,8 @@ def test_a_command_sees_the_run_as_it_will_be_once_earlier_requests_are_taken_up
 def test_a_request_whose_file_outlived_its_grant_is_not_granted_again(store):
     number = Inbox(store).put(AddJobs((LATE,)))
     job = answer(AddJobs((LATE,)), number, state_of(), FACTS, 0.0)
-    desk, _ = desk_of(store, job)
-    desk.tick()  # and nothing changes
+    handler, _ = handler_of(store, job)
+    handler.tick()  # and nothing changes
     assert Inbox(store).waiting() == []
     added = [e for e in read_journal(store.journal_path) if isinstance(e, events.JobsAdded)]
     assert len(added) == 1
@@ -204,24 +204,24 @@ def test_a_request_whose_file_outlived_its_grant_is_not_granted_again(store):
 def test_nodes_that_were_granted_but_not_noted_come_all_the_same(store):
     more = make_nodes({"c": 1.0})
     number = Inbox(store).put(AddNodes(more))
-    desk, _ = desk_of(store, events.NodesReplaced(0.0, added=("c",), request=number))
+    handler, _ = handler_of(store, events.NodesReplaced(0.0, added=("c",), request=number))
     with pytest.raises(RunChanged):
-        desk.tick()
+        handler.tick()
     assert store.facts.nodes == (*NODES, *more)
 
 
 def test_nodes_that_were_refused_do_not_come(store):
     number = Inbox(store).put(AddNodes(make_nodes({"c": 1.0})))
-    desk, _ = desk_of(store, events.RequestRefused(0.0, number, "why not"))
-    desk.tick()
+    handler, _ = handler_of(store, events.RequestRefused(0.0, number, "why not"))
+    handler.tick()
     assert store.facts.nodes == NODES
 
 
 def test_added_jobs_change_the_run(store):
     Inbox(store).put(AddJobs((LATE,)))
-    desk, _ = desk_of(store)
+    handler, _ = handler_of(store)
     with pytest.raises(RunChanged):
-        desk.tick()
+        handler.tick()
     assert [job.name for job in store.facts.mix.jobs] == ["job-0", "job-1", "late"]
 
 
@@ -229,8 +229,8 @@ def test_nonsense_in_the_inbox_is_refused_and_hurts_nobody(store):
     inbox = Inbox(store)
     inbox.put(CancelJobs(("nobody",)))
     (store.directory / "inbox" / "zzz.json").write_text('["AddJobs", {"jobs": 3}]')
-    desk, _ = desk_of(store)
-    desk.tick()
+    handler, _ = handler_of(store)
+    handler.tick()
     told = read_journal(store.journal_path)[1:]
     assert [type(event) for event in told] == [events.RequestRefused] * 2
     assert "no job 'nobody'" in told[0].why and "cannot be read" in told[1].why
@@ -240,12 +240,12 @@ def test_nonsense_in_the_inbox_is_refused_and_hurts_nobody(store):
 def test_a_node_is_left_once_its_copies_are_in(store):
     copy = events.CopyStarted(1.0, "x", 0, 1, "a", 1, 0, ((0, 5),))
     Inbox(store).put(DrainNode("a"))
-    desk, heeded = desk_of(store, copy)
-    desk.tick()
+    handler, heeded = handler_of(store, copy)
+    handler.tick()
     assert heeded and all(node.enabled for node in store.facts.nodes)
-    desk._tracker.record(events.CopyLost(2.0, "x", "gone"))
+    handler._tracker.record(events.CopyLost(2.0, "x", "gone"))
     with pytest.raises(RunChanged):
-        desk.tick()
+        handler.tick()
     assert [node.enabled for node in store.facts.nodes] == [False, True]
 
 

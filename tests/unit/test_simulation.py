@@ -271,7 +271,7 @@ def test_jobs_that_are_to_come_do_not_lengthen_a_round():
     assert result.rounds > 1
 
 
-def test_an_errand_brings_no_weights_and_costs_no_sync():
+def test_a_side_task_brings_no_weights_and_costs_no_sync():
     world = make_world(make_mix([1000]), costs=Costs(start_s=2.0, sync_s=5.0))
     world.loop.run()
     took = {

@@ -124,7 +124,7 @@ def test_only_a_job_that_evaluates_waits_for_its_quality_at_the_end(evaluates):
     tracker.handed_in(HandedIn(first.attempt, done, "first"))
     tracker.commit(job)
     assert bool(world.state.unmeasured) is evaluates
-    order = tracker.hand_out_errand(job, "t4", 9.0, "evaluate")
+    order = tracker.hand_out_side_task(job, "t4", 9.0, "evaluate")
     assert (order.evaluate, order.weights) == (True, job.weights)
     answer = CopyResult(0, (), 0.1, 0.0, 0.0, "steps", quality={"accuracy": 0.8})
     tracker.handed_in(HandedIn(order.attempt, answer, None))

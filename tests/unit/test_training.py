@@ -480,16 +480,16 @@ def test_an_order_across_epochs_lets_the_script_end_each(order):
     assert result_of(placed)["stopped"] == "steps"
 
 
-def test_an_errand_comes_before_the_epoch_that_the_next_order_is_in(order, tmp_path):
+def test_a_side_task_comes_before_the_epoch_that_the_next_order_is_in(order, tmp_path):
     following = tmp_path / "next"
-    errand = order(1, STEPS=0, SLICES="", NEXT=following, TOTAL_STEPS=15)
-    errand["HADAR_CKPT_OUT"] = ""
+    side_task = order(1, STEPS=0, SLICES="", NEXT=following, TOTAL_STEPS=15)
+    side_task["HADAR_CKPT_OUT"] = ""
     second = order.place(2, STEPS=2, SLICES="11:13", TOTAL_STEPS=15)
     following.write_text(json.dumps(second))
     script = Plain()
     script.run()
     assert script.seen_epochs == [3]
-    assert (result_of(errand)["steps"], result_of(errand)["waiting"]) == (0, True)
+    assert (result_of(side_task)["steps"], result_of(side_task)["waiting"]) == (0, True)
     assert result_of(second)["slices"] == [[11, 13]]
 
 

@@ -11,7 +11,7 @@ from hadar_cli.core.reasons import Loss
 from hadar_cli.core.state import RunState
 from hadar_cli.report.format import brief, clock, count, fit, listed
 from hadar_cli.report.live.sparkline import Trail, heat, sparkline
-from hadar_cli.report.words import Chronicle, describe, is_news
+from hadar_cli.report.words import RunLog, describe, is_news
 from tests.support.worlds import make_mix, make_world
 
 RUN = (
@@ -109,26 +109,26 @@ def test_failures_name_their_cause_and_what_becomes_of_the_steps() -> None:
     )
 
 
-# -- a chronicle -----------------------------------------------------------------------------------
+# -- a log -----------------------------------------------------------------------------------
 
 
-def chronicle_of(
+def log_of(
     happened: list[events.Event], steps: tuple[int, ...] = (100, 10)
-) -> tuple[list[str], Chronicle]:
+) -> tuple[list[str], RunLog]:
     state = RunState(make_mix(steps).jobs)
-    chronicle = Chronicle(state)
+    log = RunLog(state)
     lines = []
     for event in happened:
         state.apply(event)
-        lines += [entry.words for entry in chronicle.hear(event)]
-    return lines, chronicle
+        lines += [entry.words for entry in log.hear(event)]
+    return lines, log
 
 
 def test_a_rounds_merges_grow_into_one_line_and_settle_with_the_next_round() -> None:
     happened: list[events.Event] = [*RUN]
-    lines, chronicle = chronicle_of(happened)
+    lines, log = log_of(happened)
     assert lines == []
-    assert [entry.words for entry in chronicle.growing] == [
+    assert [entry.words for entry in log.growing] == [
         "round 1: merged 2 copies of job-0: 80 steps counted, 50 effective"
     ]
     happened += [
@@ -137,9 +137,9 @@ def test_a_rounds_merges_grow_into_one_line_and_settle_with_the_next_round() -> 
         events.WeightsMerged(7.0, 0, 2, "n", ("c",)),
         events.RoundPlanned(10.0, 2, ()),
     ]
-    lines, chronicle = chronicle_of(happened)
+    lines, log = log_of(happened)
     assert lines == ["round 1: 2 merges of job-0: 90 steps counted, 60 effective"]
-    assert not chronicle.growing
+    assert not log.growing
 
 
 @pytest.mark.parametrize("first", ["copy", "device"])
@@ -149,16 +149,16 @@ def test_a_lost_device_and_its_copy_are_one_line(first: str) -> None:
     device = events.DeviceLost(8.0, "d", "its agent ended")
     held = events.CopyStarted(7.0, "c", 1, 2, "d", 1, 0, ((0, 10),))
     lost: list[events.Event] = [copy, device] if first == "copy" else [device, copy]
-    lines, _ = chronicle_of([*RUN, held, *lost])
+    lines, _ = log_of([*RUN, held, *lost])
     assert lines == ["d lost; its 10 steps of job-1 go back to the pool (its agent ended)"]
 
 
 def test_a_copy_that_had_nothing_to_hand_in_yet_when_its_job_was_paused_is_no_news() -> None:
     lost = events.CopyLost(9.0, "c", "released", reason=Loss.TERMINATED)
     held = events.CopyStarted(7.0, "c", 1, 2, "d", 1, 0, ((0, 10),))
-    lines, _ = chronicle_of([*RUN, held, events.JobsPaused(8.0, (1,), "asked"), lost])
+    lines, _ = log_of([*RUN, held, events.JobsPaused(8.0, (1,), "asked"), lost])
     assert lines == ["paused job-1: copies hand in, nothing more is started"]
-    lines, _ = chronicle_of([*RUN, held, lost])
+    lines, _ = log_of([*RUN, held, lost])
     assert lines == ["job-1 on d failed: released; its 10 steps go back to the pool"]
 
 
@@ -166,15 +166,15 @@ def test_a_copy_that_only_its_node_forgot_is_told_with_the_next_event() -> None:
     lost = events.CopyLost(8.0, "c", "its node knows nothing of it", node_fault=True)
     held = events.CopyStarted(7.0, "c", 1, 2, "d", 1, 0, ((0, 10),))
     again = events.CopyStarted(9.0, "e", 1, 2, "d", 1, 0, ((0, 10),))
-    lines, _ = chronicle_of([*RUN, held, lost, again])
+    lines, _ = log_of([*RUN, held, lost, again])
     assert len(lines) == 1 and lines[0].startswith("job-1 on d failed: its node knows nothing")
 
 
-def test_a_chronicle_counts_what_the_state_counts() -> None:
+def test_a_log_counts_what_the_state_counts() -> None:
     """Over a whole simulated run, the lines' steps add up to the jobs' steps."""
     world = make_world(make_mix([700, 500, 300]))
     world.loop.run()
-    lines, _ = chronicle_of(list(world.journal.events), (700, 500, 300))
+    lines, _ = log_of(list(world.journal.events), (700, 500, 300))
     counted = [line for line in lines if "counted" in line]
     numbers = [int(line.split(" step")[0].split()[-1].replace(",", "")) for line in counted]
     assert sum(numbers) == 1500

@@ -128,7 +128,9 @@ def _devices(seen: Spectator, happened: list[Event]) -> Iterator[Explanation]:
 
     state, wanted = seen.state, _wanted(happened)
     for device in seen.devices:
-        copies = [c for j in state.jobs.values() for c in (*j.active.values(), *j.errands.values())]
+        copies = [
+            c for j in state.jobs.values() for c in (*j.active.values(), *j.side_tasks.values())
+        ]
         mine = next((copy for copy in copies if device.name in copy.devices), None)
         if lost := state.lost_devices.get(device.name):
             why = f"not used: {lost.why}"
@@ -174,13 +176,13 @@ def _next_round(seen: Spectator) -> Iterator[str]:
     """What the run's own policy answers to the run as it is."""
     from hadar_cli import policies
     from hadar_cli.core.estimates.suitability import Suitability, SuitableRates
-    from hadar_cli.core.policies.lineup import Roster
+    from hadar_cli.core.policies.job_queue import Arrivals
     from hadar_cli.core.policies.port import ClusterView, JobView
     from hadar_cli.core.policies.priorities import ByPriority
 
     state, mix, now = seen.state, seen.facts.mix, seen.now()
     free = tuple(device for device in seen.devices if device.name not in state.lost_devices)
-    queue = Roster(state).at(now)
+    queue = Arrivals(state).at(now)
     if not len(queue) or not free:
         return
     suits = Suitability(free, state)

@@ -134,7 +134,7 @@ def _show(records: list[RunRecord]) -> None:
 def _give(runs_dir: Path, names: list[str], words: list[str], follows: bool) -> None:
     """To each observer in turn; its fields are those given, or else those the run has noted."""
     from hadar_cli.observers.catalog import parse, require_installed
-    from hadar_cli.observers.writing import Desk, follow, write_once
+    from hadar_cli.observers.writing import ObserverFiles, follow, write_once
     from hadar_cli.runs.store import find_run
 
     choices = parse(words, "--to")
@@ -145,7 +145,7 @@ def _give(runs_dir: Path, names: list[str], words: list[str], follows: bool) -> 
     wanted: list[str | None] = [*dict.fromkeys(names)] or [None]
     for store in [find_run(runs_dir, name) for name in wanted]:
         for choice in choices:
-            used = choice if choice.fields else Desk(store, choice.name).kept() or choice
+            used = choice if choice.fields else ObserverFiles(store, choice.name).kept() or choice
             count, place = (follow if follows else write_once)(store, used)
             told = f"{count:,} new values of {store.directory.name}; see: {place}"
             stderr().print(f"{choice.name}: {told}")

@@ -195,7 +195,7 @@ def _device(device: Device, state: RunState, now: float) -> DeviceStatus:
     if lost := state.lost_devices.get(device.name):
         return DeviceStatus(device.name, device.kind, "lost", why=lost.why)
     for job in state.jobs.values():
-        for copy in (*job.active.values(), *job.errands.values()):
+        for copy in (*job.active.values(), *job.side_tasks.values()):
             if device.name in copy.devices:
                 what, since_s = (copy.purpose, job.job.name, copy.quota), now - copy.t
                 return DeviceStatus(device.name, device.kind, *what, since_s)

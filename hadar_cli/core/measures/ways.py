@@ -28,21 +28,21 @@ def ways_of(
     jobs: Sequence[Job], devices: Sequence[Device], policy: str, happened: Iterable[events.Event]
 ) -> dict[int, Ways]:
     """Of every job with steps that count, by its number."""
-    book = _Book(devices)
+    taken = _Taken(devices)
     for event in happened:
-        book.add(event)
-    forks = policy == "hadare" or any(found["merged"] for found in book.counts.values())
+        taken.add(event)
+    forks = policy == "hadare" or any(found["merged"] for found in taken.counts.values())
     by_number = {job.id: job for job in jobs}
     return {
         number: replace(
-            _ways(by_number[number], devices, forks, book), batches=book.batches[number]
+            _ways(by_number[number], devices, forks, taken), batches=taken.batches[number]
         )
-        for number, found in book.counts.items()
+        for number, found in taken.counts.items()
         if number in by_number and found.total()
     }
 
 
-class _Book:
+class _Taken:
     """Folds a journal: steps by way, and the speeds seen on the way."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
@@ -96,30 +96,30 @@ class _Book:
         return 1 / (1 / bare + way_s) if bare else 0.0
 
 
-def _ways(job: Job, devices: Sequence[Device], forks: bool, book: _Book) -> Ways:
-    found = book.counts[job.id]
+def _ways(job: Job, devices: Sequence[Device], forks: bool, taken: _Taken) -> Ways:
+    found = taken.counts[job.id]
     counts = found["alone"], found["shared"], found["merged"]
     if not forks:
         return Ways(*counts, "policy" if job.most_gpus == 1 else "mix")
     if job.mode != "auto" or job.shares != PROPORTIONAL:
         return Ways(*counts, "mix")
-    if job.id in book.unable:
+    if job.id in taken.unable:
         return Ways(*counts, "script")
-    speed = {device.name: book.rate(job.id, device.name) for device in devices}
+    speed = {device.name: taken.rate(job.id, device.name) for device in devices}
     best = max(devices, key=lambda device: speed[device.name])
     near = [d.name for d in devices if d.reach == best.reach and d.name != best.name]
     near = sorted((name for name in near if speed[name]), key=lambda name: -speed[name])
     if not near:
         return Ways(*counts, "policy")
     alone_s = 1 / speed[best.name]
-    shared_s, sharers = book.shared_s.get(job.id) or _foreseen(job.id, best.name, near, book)
+    shared_s, sharers = taken.shared_s.get(job.id) or _foreseen(job.id, best.name, near, taken)
     return Ways(*counts, "time", alone_s, shared_s, sharers, alone_s > GAIN * shared_s)
 
 
-def _foreseen(job: int, best: str, near: Sequence[str], book: _Book) -> tuple[float, int]:
+def _foreseen(job: int, best: str, near: Sequence[str], taken: _Taken) -> tuple[float, int]:
     """What a step would take the best gang, of those that may be no worse than none."""
-    gang, rate = best_company(job, best, near[: _MOST - 1], book)
+    gang, rate = best_company(job, best, near[: _MOST - 1], taken)
     if len(gang) == 1:
         gang = (best, near[0])
-        rate = book.gang(job, gang)
+        rate = taken.gang(job, gang)
     return 1 / rate, len(gang)

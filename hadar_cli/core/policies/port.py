@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.model import Device, Job
-from hadar_cli.core.policies.lineup import Lineup
+from hadar_cli.core.policies.job_queue import JobQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ class ClusterView:
     busy_s: Mapping[str, float] = field(default_factory=dict)  # devices free only after so long
     start_cost_s: float = 0.0  # of a copy that is not warm
     cluster: tuple[Device, ...] = ()  # every device that is not lost
-    queue: Lineup = field(default_factory=Lineup.empty)  # jobs that have arrived and are not done
+    queue: JobQueue = field(
+        default_factory=JobQueue.empty
+    )  # jobs that have arrived and are not done
     running: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # gangs under way
     progress: Callable[[], Mapping[int, int]] = dict  # their steps so far, uncommitted
 

@@ -137,7 +137,7 @@ class Training:
             return
         while not self.has_left:
             position = self._now.position
-            if position is None or self._stopping:  # an errand has no epoch, the next order may
+            if position is None or self._stopping:  # a side task has no epoch, the next order may
                 self._start_clock()
                 self.has_left = not self._next_order()
                 continue

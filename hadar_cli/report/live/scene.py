@@ -17,7 +17,7 @@ from hadar_cli.engine.ports import Progressed
 from hadar_cli.report.format import count
 from hadar_cli.report.live.eta import UNSTEADY, Estimate, Workload, extrapolate
 from hadar_cli.report.live.sparkline import Trail
-from hadar_cli.report.words import Chronicle, Entry
+from hadar_cli.report.words import Entry, RunLog
 from hadar_cli.runs.store import RunFacts
 
 WINDOWS = 12  # the recent past, in which paces are measured
@@ -100,7 +100,7 @@ class Scene:
         self.log: deque[Entry] = deque(maxlen=_REMEMBERED)
         self.window_s = max(_WINDOW_S[0], min(self.mix.slot_s, _WINDOW_S[1]))
         self.driven = True  # by a head, now
-        self._guesses, self._chronicle = guesses, Chronicle(state)
+        self._guesses, self._log = guesses, RunLog(state)
         self.follow(state, rates, clock)
         self._reports: dict[str, tuple[float, Progressed]] = {}
         self._past: deque[Stretch] = deque()
@@ -118,7 +118,7 @@ class Scene:
 
     def follow(self, state: RunState, rates: RateModel, clock: Callable[[], float]) -> None:
         """Goes on with another fold of the same run: what was heard before stays."""
-        self.state = self._chronicle.state = state
+        self.state = self._log.state = state
         self._rates, self._clock = rates, clock
 
     # -- what it hears -----------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Scene:
                 self._reports.pop(event.attempt, None)
             case events.RunStopped():
                 self._reports.clear()
-        news = self._chronicle.hear(event)
+        news = self._log.hear(event)
         self.log.extend(news)
         return news
 
@@ -193,7 +193,7 @@ class Scene:
     @property
     def story(self) -> list[Entry]:
         """The log in order of time; a round's merges are known late."""
-        return sorted([*self.log, *self._chronicle.growing], key=lambda entry: entry.t)
+        return sorted([*self.log, *self._log.growing], key=lambda entry: entry.t)
 
     def slot_left(self, now: float | None = None) -> float:
         now = self.now if now is None else now
@@ -290,7 +290,7 @@ class Scene:
         copies = {
             device: copy
             for job in (self.state.jobs.values() if self.driven else ())
-            for copy in (*job.errands.values(), *job.active.values())
+            for copy in (*job.side_tasks.values(), *job.active.values())
             for device in copy.devices
         }
         busy = self._busy()

@@ -32,7 +32,7 @@ from hadar_cli.report.page.markup import chart, embedded, section, table, text, 
 from hadar_cli.report.page.sweep import of_sweep
 from hadar_cli.report.record import RunRecord
 from hadar_cli.report.terminal.runs import MEASURES, Comparison, compare, measure_text
-from hadar_cli.report.words import Chronicle, Entry
+from hadar_cli.report.words import Entry, RunLog
 
 _MOST_EVENTS = 1000
 
@@ -239,7 +239,7 @@ def _jobs(summary: RunSummary) -> Iterator[str]:
 
 
 def _events(record: RunRecord) -> Iterator[str]:
-    entries = list(_chronicle(record))
+    entries = list(_log(record))
     left_out = len(entries) - _MOST_EVENTS
     yield "<h2>What happened</h2>"
     if left_out > 0:
@@ -252,12 +252,12 @@ def _events(record: RunRecord) -> Iterator[str]:
     yield f'<div class="log" tabindex="0"><table><tbody>{rows}</tbody></table></div>'
 
 
-def _chronicle(record: RunRecord) -> Iterator[Entry]:
+def _log(record: RunRecord) -> Iterator[Entry]:
     state = RunState(record.facts.mix.jobs)
-    chronicle = Chronicle(state)
+    log = RunLog(state)
     for event in state.following(record.happened):
-        yield from chronicle.hear(event)
-    yield from chronicle.growing
+        yield from log.hear(event)
+    yield from log.growing
 
 
 def _footer() -> str:

@@ -14,14 +14,14 @@ from hadar_cli.core.estimates.gangs import PROPORTIONAL
 from hadar_cli.core.policies.gangs.lengths import Lengths
 from hadar_cli.core.policies.gangs.queue import Allocation
 from hadar_cli.core.policies.gangs.site import Placement
-from hadar_cli.core.policies.lineup import Lineup
+from hadar_cli.core.policies.job_queue import JobQueue
 
 # What has gone on for a time goes on for x times as long again with a chance of 1 / (1 + x): five
 # times of six for a fifth. Counting on more, long jobs begin too late whenever it ends sooner.
 AT_LEAST = 0.2
 
 
-class Books:
+class ServiceHistory:
     """Every job met so far in columns of numbers, and what it has had of the cluster."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Books:
         self._times = 0  # at which somebody arrived, after the first
         self._kinds: list[str] = []
         self._rounds = np.zeros((0, 0))  # jobs × kinds
-        self._queue = Lineup.of(())
+        self._queue = JobQueue.of(())
         self._rows: IntArray = np.zeros(0, dtype=np.int64)  # of the queue's jobs
 
     @property
@@ -46,7 +46,7 @@ class Books:
         """Jobs that have come so far; 0 if all came at once."""
         return len(self._ids) if self._times else 0
 
-    def rows(self, queue: Lineup) -> IntArray:
+    def rows(self, queue: JobQueue) -> IntArray:
         """Where the jobs of this queue are, which is mostly the last one itself."""
         if queue is not self._queue:
             self._note_ends(queue)
@@ -57,7 +57,7 @@ class Books:
             self._queue, self._rows = queue, rows
         return self._rows
 
-    def _enter(self, queue: Lineup, new: Sequence[int]) -> None:
+    def _enter(self, queue: JobQueue, new: Sequence[int]) -> None:
         jobs, nothing = [queue.job(number) for number in new], np.zeros(len(new))
         self._note_arrivals(sorted({job.arrives_s for job in jobs}))
         self._ids = np.append(self._ids, [job.id for job in jobs])
@@ -81,7 +81,7 @@ class Books:
         self._times += sum(1 for t in times if t > self._last_s)
         self._last_s = max(self._last_s, times[-1])
 
-    def _note_ends(self, queue: Lineup) -> None:
+    def _note_ends(self, queue: JobQueue) -> None:
         """Those who were in the last queue and are not in this one."""
         for job in np.setdiff1d(self._queue.ids, queue.ids, assume_unique=True).tolist():
             if queue.knows(job):
@@ -99,12 +99,12 @@ class Books:
             return 0.0
         return AT_LEAST * since_s * exp(-max(0.0, now_s - self._last_s) * self._times / since_s)
 
-    def columns(self, queue: Lineup) -> dict[str, Callable[[], Any]]:
+    def columns(self, queue: JobQueue) -> dict[str, Callable[[], Any]]:
         """What never changes of a job."""
         names = ("gang", "elastic", "proportional", "arrived_s")
         return {name: partial(self._of, queue, name) for name in names}
 
-    def _of(self, queue: Lineup, name: str) -> Any:
+    def _of(self, queue: JobQueue, name: str) -> Any:
         rows = self.rows(queue)  # may bring new ones
         return getattr(self, f"_{name}")[rows]
 
@@ -112,7 +112,7 @@ class Books:
         """These jobs run or will: what they have left may be another number the next time."""
         self._watched.update(*groups)
 
-    def done(self, queue: Lineup, progress: Mapping[int, int]) -> FloatArray:
+    def done(self, queue: JobQueue, progress: Mapping[int, int]) -> FloatArray:
         """Steps of each job, whether or not they have been committed."""
         rows, watched = self.rows(queue), [job for job in self._watched if queue.knows(job)]
         left_now = [queue.remaining(job) for job in watched]
@@ -124,7 +124,7 @@ class Books:
         return done
 
     def remaining(
-        self, queue: Lineup, done: FloatArray, speed: Callable[[], FloatArray]
+        self, queue: JobQueue, done: FloatArray, speed: Callable[[], FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
         """Steps that each still needs, as expected and in a bad case."""
         rows = self.rows(queue)
@@ -141,7 +141,7 @@ class Books:
         sizes = np.fromiter(map(len, gangs.values()), np.float64, len(gangs))
         self._attained_s[self._index.rows_of(gangs)] += elapsed_s * sizes
 
-    def attained_s(self, queue: Lineup) -> FloatArray:
+    def attained_s(self, queue: JobQueue) -> FloatArray:
         attained: FloatArray = self._of(queue, "attained_s")
         return attained
 
@@ -153,7 +153,7 @@ class Books:
             counts = np.array(list(allocations.values()))
             self._rounds[rows[:, None], columns] += times * (counts > 0)
 
-    def rounds_on(self, queue: Lineup, kinds: Sequence[str]) -> FloatArray:
+    def rounds_on(self, queue: JobQueue, kinds: Sequence[str]) -> FloatArray:
         rows, columns = self.rows(queue), self._columns(kinds)
         return self._rounds[rows[:, None], columns]
 

@@ -13,7 +13,7 @@ Placement: TypeAlias = Mapping[int, tuple[str, ...]]  # device names by job id
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class DeviceGroup:
     """The devices of one kind on one node."""
 
     kind: int
@@ -23,60 +23,61 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """All shelves of the cluster; ``home`` tells the shelf of each device, in their order.
+    """All groups of the cluster; ``home`` tells the group of each device, in their order.
 
     ``counts`` tells a gang's devices of each kind; those that are not here are none.
     """
 
     kinds: tuple[str, ...]
-    shelves: tuple[Shelf, ...]
+    groups: tuple[DeviceGroup, ...]
     home: Mapping[str, int] = field(compare=False)
     counts: Mapping[tuple[str, ...], Allocation] = field(compare=False)
-    largest: tuple[int, ...] = field(compare=False)  # shelf of each kind
+    largest: tuple[int, ...] = field(compare=False)  # group of each kind
 
     @staticmethod
     def of(devices: Iterable[Device]) -> Site:
         """Kinds in the order of their names, so that the order of devices does not matter."""
-        groups: dict[tuple[str, str], list[str]] = {}
+        names_of: dict[tuple[str, str], list[str]] = {}
         for device in devices:
-            groups.setdefault((device.kind, device.node), []).append(device.name)
-        kinds = tuple(sorted({kind for kind, _ in groups}))
-        shelves = tuple(
-            Shelf(kinds.index(kind), node, tuple(names)) for (kind, node), names in groups.items()
+            names_of.setdefault((device.kind, device.node), []).append(device.name)
+        kinds = tuple(sorted({kind for kind, _ in names_of}))
+        groups = tuple(
+            DeviceGroup(kinds.index(kind), node, tuple(names))
+            for (kind, node), names in names_of.items()
         )
-        return Site._indexed(kinds, shelves)
+        return Site._indexed(kinds, groups)
 
     @staticmethod
     def uniform(kinds: Sequence[str], capacity: Sequence[int], per_node: Sequence[int]) -> Site:
         """So many devices of each kind, on nodes of one kind."""
-        shelves = tuple(
-            Shelf(r, f"{kind}-{node}", tuple(f"{kind}-{node}:{i}" for i in range(size)))
+        groups = tuple(
+            DeviceGroup(r, f"{kind}-{node}", tuple(f"{kind}-{node}:{i}" for i in range(size)))
             for r, kind in enumerate(kinds)
             for node in range(-(-capacity[r] // per_node[r]))
             if (size := min(per_node[r], capacity[r] - node * per_node[r]))
         )
-        return Site._indexed(tuple(kinds), shelves)
+        return Site._indexed(tuple(kinds), groups)
 
     @staticmethod
-    def _indexed(kinds: tuple[str, ...], shelves: tuple[Shelf, ...]) -> Site:
-        home = {name: s for s, shelf in enumerate(shelves) for name in shelf.devices}
-        kind_of = {name: shelves[s].kind for name, s in home.items()}
-        sizes = [[len(s.devices) for s in shelves if s.kind == r] for r in range(len(kinds))]
+    def _indexed(kinds: tuple[str, ...], groups: tuple[DeviceGroup, ...]) -> Site:
+        home = {name: s for s, group in enumerate(groups) for name in group.devices}
+        kind_of = {name: groups[s].kind for name, s in home.items()}
+        sizes = [[len(s.devices) for s in groups if s.kind == r] for r in range(len(kinds))]
         largest = tuple(max(of_kind, default=0) for of_kind in sizes)
-        return Site(kinds, shelves, home, _Counts(kind_of, len(kinds)), largest)
+        return Site(kinds, groups, home, _Counts(kind_of, len(kinds)), largest)
 
     def is_spread(self, devices: Sequence[str]) -> bool:
         """Whether a gang holds more nodes than its size needs, or several kinds."""
-        shelves = {self.home[name] for name in devices}
-        if len({self.shelves[s].kind for s in shelves}) > 1:
+        groups = {self.home[name] for name in devices}
+        if len({self.groups[s].kind for s in groups}) > 1:
             return True
-        kind = self.shelves[next(iter(shelves))].kind if shelves else 0
-        sizes = sorted((len(s.devices) for s in self.shelves if s.kind == kind), reverse=True)
+        kind = self.groups[next(iter(groups))].kind if groups else 0
+        sizes = sorted((len(s.devices) for s in self.groups if s.kind == kind), reverse=True)
         needed, room = 0, 0
         while room < len(devices):
             room += sizes[needed]
             needed += 1
-        return len(shelves) > needed
+        return len(groups) > needed
 
 
 class _Counts(dict[tuple[str, ...], Allocation]):

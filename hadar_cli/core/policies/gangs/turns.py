@@ -3,7 +3,7 @@
 The cheapest job first keeps the mean completion time low. The end of the last job asks for more:
 a job that needs nearly all the time that is left must not wait. So there is a *horizon*, the time
 that the work here and the jobs still to come will take, and a *reserve*, a share of it. Whoever
-would eat into the reserve chooses before the others, with one exception: *errands*, jobs so cheap
+would eat into the reserve chooses before the others, but for *short jobs*, so cheap
 that all of them together take no more than a quarter of the time that the longest job has to spare,
 and the *overdue*, who have waited for longer than is fair. Where lengths are uncertain, the longest
 job is meant, and who would eat into the reserve, in the bad case.
@@ -20,7 +20,7 @@ from hadar_cli.core.arrays import BoolArray, FloatArray, IntArray
 from hadar_cli.core.policies.gangs.market import Market
 
 SOON, CRITICAL, LATE, WIDE, REST = range(5)  # in this order they choose
-SPENT_ON_ERRANDS = 0.25  # of the time that the longest job has to spare
+SPENT_ON_SHORT_JOBS = 0.25  # of the time that the longest job has to spare
 WIDE_ENOUGH = 0.5  # of the horizon: gangs that pack badly and together take this long go before
 OVERDUE = {"balanced": 1.5, "fairness": 0.8}  # times the fair completion time
 STARTS_FOR_A_TURN = 2  # a job that takes another's devices costs two starts: its own, and later his
@@ -65,7 +65,7 @@ def take_turns(
             tier[can_widen] = np.where(is_late, CRITICAL, REST)[can_widen]
         spare_s = horizon_s - turn_s - float(market.shortest_s.max(initial=0.0))
         cheapest = np.lexsort((*ties, last))
-        tier[cheapest[np.cumsum(market.cost[cheapest]) <= SPENT_ON_ERRANDS * spare_s]] = SOON
+        tier[cheapest[np.cumsum(market.cost[cheapest]) <= SPENT_ON_SHORT_JOBS * spare_s]] = SOON
     elif objective == "makespan":
         tier = np.where(is_critical, CRITICAL, LATE)
     else:

@@ -23,7 +23,7 @@ class RunChanged(Exception):
     """The run has other jobs or nodes than this head was put together for."""
 
 
-class Desk(Observer):
+class RequestHandler(Observer):
     """Looks into the run's inbox whenever the loop ticks, once it is open."""
 
     def __init__(self, store: RunStore, tracker: Tracker, clock: Callable[[], float]) -> None:
@@ -84,7 +84,7 @@ class Desk(Observer):
         if not drained:
             return False
         jobs = state.jobs.values()
-        copies = [copy for job in jobs for copy in (*job.active.values(), *job.errands.values())]
+        copies = [copy for job in jobs for copy in (*job.active.values(), *job.side_tasks.values())]
         busy = {device for copy in copies for device in copy.devices}
         done = {
             node.name

@@ -18,7 +18,7 @@ from hadar_cli.runs.leaders import Leaders
 from hadar_cli.runs.store import RunStore, read_journal
 
 
-class Homecoming(Observer):
+class OutputCollector(Observer):
     """Brings home what scripts left in HADAR_OUT, from the copy that led each job: when a job ends,
     and all of it once more when the run does. Problems go to a file."""
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class NotMeasured(Exception):
-    """Asked for something that is not on the shelf, when nothing was to be measured."""
+    """Asked for something that is not in the cache, when nothing was to be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Kept:
     value: Any
 
 
-class Shelf:
+class Cache:
     """The measurements of one section by key. ``commit`` and ``when`` mark what is added."""
 
     def __init__(self, path: Path, commit: str, when: Callable[[], str]) -> None:

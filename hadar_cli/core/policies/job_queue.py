@@ -14,7 +14,7 @@ from hadar_cli.core.state import JobState, RunState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lineup:
+class JobQueue:
     """Jobs in the order of their mix, to be looked at and not to be touched."""
 
     _states: Mapping[int, JobState]  # and perhaps of others too
@@ -25,13 +25,13 @@ class Lineup:
         self.ids.flags.writeable = False
 
     @staticmethod
-    def of(states: Sequence[JobState]) -> Lineup:
+    def of(states: Sequence[JobState]) -> JobQueue:
         by_id = {state.job.id: state for state in states}
-        return Lineup(by_id, np.array(list(by_id), dtype=np.int64))
+        return JobQueue(by_id, np.array(list(by_id), dtype=np.int64))
 
     @staticmethod
-    def empty() -> Lineup:
-        return Lineup.of(())
+    def empty() -> JobQueue:
+        return JobQueue.of(())
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,20 +57,20 @@ class Lineup:
     def priority(self, number: int) -> int:
         return self._states[number].priority
 
-    def only(self, numbers: Collection[int]) -> Lineup:
+    def only(self, numbers: Collection[int]) -> JobQueue:
         """Those of these numbers."""
         kept = [number for number in self.ids.tolist() if number in numbers]
-        return Lineup(self._states, np.array(kept, dtype=np.int64))
+        return JobQueue(self._states, np.array(kept, dtype=np.int64))
 
     def knows(self, number: int) -> bool:
         return number in self._states
 
-    def misled(self, told: Mapping[int, float]) -> Lineup:
+    def misled(self, told: Mapping[int, float]) -> JobQueue:
         """The same jobs with other lengths told; those left out are unknown."""
-        return Lineup(self._states, self.ids, told)
+        return JobQueue(self._states, self.ids, told)
 
 
-class Roster:
+class Arrivals:
     """Everybody of a run; whoever ended is struck off, so that nobody else is looked at."""
 
     def __init__(self, state: RunState) -> None:
@@ -83,9 +83,9 @@ class Roster:
         self._is_open = np.ones(len(jobs), dtype=np.bool_)
         self._ended = self._rests = 0  # so many are struck off, or have begun to rest or gone on
         self._holds_until_s = -math.inf
-        self._lineup = Lineup(state.jobs, self._ids[:0])
+        self._queue = JobQueue(state.jobs, self._ids[:0])
 
-    def at(self, now_s: float) -> Lineup:
+    def at(self, now_s: float) -> JobQueue:
         """Who has come by then and is not done; the same object for as long as that is true."""
         ended, rests = self._state.ended, self._state.rests
         is_old = len(ended) > self._ended or rests != self._rests
@@ -97,5 +97,5 @@ class Roster:
             self._holds_until_s = float(later[0]) if len(later) else math.inf
             is_here = self._is_open & (self._arrives_s <= now_s)
             is_here[[self._row[job.job.id] for job in self._state.unwanted]] = False
-            self._lineup = Lineup(self._state.jobs, self._ids[is_here])
-        return self._lineup
+            self._queue = JobQueue(self._state.jobs, self._ids[is_here])
+        return self._queue

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from hadar_cli.core.events import Event, HeadStarted
 from hadar_cli.engine.ports import Observer, Observers
 from hadar_cli.observers.catalog import Choice
-from hadar_cli.observers.writing import Desk
+from hadar_cli.observers.writing import ObserverFiles
 from hadar_cli.runs.store import RunStore, storage_errors
 
 _LOOK_EVERY_S = 2.0
@@ -18,7 +18,7 @@ _TO_END_S = 60.0  # for the last points; a sink's library alone may take seconds
 _TO_TELL_S = 2.0
 
 
-class Companions(Observer):
+class ObserverProcesses(Observer):
     """Starts a process for each observer once the run is held. What becomes of them never matters
     to the run: the journal has it all, and they can be made up for later."""
 
@@ -42,11 +42,11 @@ class Companions(Observer):
                     self._processes[choice.name] = self._start(choice)
 
     def _start(self, choice: Choice) -> subprocess.Popen[bytes]:
-        desk = Desk(self._store, choice.name)
-        desk.keep(choice)  # its fields may be secret: they are in no command line
+        files = ObserverFiles(self._store, choice.name)
+        files.keep(choice)  # its fields may be secret: they are in no command line
         run = str(self._store.directory)
         words = ["-m", "hadar_cli.cli.main", "report", run, "--to", choice.name, "--follow"]
-        with storage_errors(desk.log), desk.log.open("ab") as log:
+        with storage_errors(files.log), files.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
@@ -65,12 +65,12 @@ class Companions(Observer):
 
     def _problem(self, name: str) -> str:
         """What keeps an observer from writing; a process that fails tells why at its end."""
-        desk = Desk(self._store, name)
-        if problem := desk.problem:
+        files = ObserverFiles(self._store, name)
+        if problem := files.problem:
             return problem
         if not self._processes[name].poll():
             return ""
-        lines = desk.log.read_text(errors="replace").strip().splitlines() or ["it ended early"]
+        lines = files.log.read_text(errors="replace").strip().splitlines() or ["it ended early"]
         return f"{name}: {lines[-1].strip()[:300]}"
 
     def end(self, waits: bool = True) -> None:
