@@ -1,5 +1,6 @@
 """Real agents, supervisors and workers on this machine, with real misfortune."""
 
+import fcntl
 import json
 import os
 import signal
@@ -45,6 +46,9 @@ with training(model, torch.optim.SGD(model.parameters(), 0.1)) as t:
     for x, y in t.loader(data, batch_size=8):
         t.step(((model(x) - y) ** 2).mean())
 """
+SLOW = TRAINS.replace("        t.step", "        time.sleep(0.1)\n        t.step").replace(
+    "import torch", "import time, torch", 1
+)
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 SCATTERS = """
 import os, subprocess, sys, time
@@ -559,6 +563,39 @@ def test_workers_are_stopped_though_no_lease_can_be_written(lab: Lab) -> None:
             (lab.directory / "lease.part").mkdir()
     executor.stop(0.0)
     assert lab.gone(3.0)  # not with the lease, which lasts for 20 s
+
+
+def shorten_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hadar_cli.nodes.session.decisions.LEASE_S", 2.0)
+    monkeypatch.setattr("hadar_cli.nodes.session.decisions.LOOK_EVERY_S", 0.5)
+
+
+def test_a_copy_outlives_a_disk_that_takes_no_lease(lab: Lab, monkeypatch) -> None:
+    shorten_lease(monkeypatch)
+    executor = lab.open()
+    executor.start(order("a", (0, 50), job=lab.job(SLOW)))  # for more than two leases
+    lab.worker()
+    while not (lab.directory / "lease.part").is_dir():
+        with suppress(FileExistsError):  # the agent is just writing it
+            (lab.directory / "lease.part").mkdir()
+    [report] = collect(executor, 1)
+    assert isinstance(report, HandedIn) and report.result.steps == 50
+
+
+def test_a_copy_outlives_an_agent_that_waits_for_its_disk(lab: Lab, monkeypatch) -> None:
+    """A lock that it waits for stands in for the disk; the head hears of it all the while."""
+    shorten_lease(monkeypatch)
+    executor = lab.open()
+    executor.start(order("a", (0, 100), job=lab.job(SLOW)))
+    lab.worker()
+    with (lab.directory / "fence.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stalled = executor.wait(executor.now() + 0.5)
+        while executor.now() < 10.0:  # more than 12 looks, after which a silent node is given up
+            stalled += executor.wait(executor.now() + 0.5)
+    assert not [report for report in stalled if isinstance(report, Failed | NodeGone)]
+    [report] = [r for r in stalled if isinstance(r, HandedIn)] or collect(executor, 1)
+    assert report.result.steps == 100
 
 
 def test_a_supervisor_that_could_leave_no_word_is_its_disks_fault(lab: Lab) -> None:

@@ -15,6 +15,7 @@ from hadar_cli.node.agent.supervisor import LEAVING, WorkerSpec, _hold_device, _
 from hadar_cli.node.agent_events import Progress, WorkerEnd
 from hadar_cli.node.contract import AttemptFiles, Order
 from hadar_cli.node.gpus.cards import CardLock
+from hadar_cli.node.lease import Lease
 
 
 @pytest.fixture
@@ -167,5 +168,5 @@ def test_the_runs_own_last_worker_that_leaves_late_is_no_other_run(tmp_path, mon
     monkeypatch.setattr(supervisor.time, "sleep", sleep)
     (tmp_path / "w2").mkdir()
     spec = WorkerSpec([], {}, "", str(tmp_path / "lease"), 10.0, "", "", "")
-    _, end = _hold_device(tmp_path / "w2", spec, {})
+    _, end = _hold_device(tmp_path / "w2", spec, Lease(tmp_path / "lease"), {})
     assert end == (WorkerEnd.CARD_TAKEN if silent_s > 10.0 else None)

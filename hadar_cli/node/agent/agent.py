@@ -10,7 +10,7 @@ live under supervisors, everything else in files below the run's directory:
     attempts/<attempt>/  order.json, and what the copy leaves: progress, result, weights
     setup/               which jobs' setup commands are done, see setup.py
     fence.json           which head, and which of its connections, may give orders
-    lease                renewed by every request; without it the workers end
+    lease                renewed by every request; without it the workers end (see lease.py)
 
 When the head or the connection goes, it simply ends; a new one picks up from the files.
 """
@@ -20,11 +20,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import queue
 import secrets
-import select
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -36,10 +37,10 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from hadar_cli.node.agent import processes
-from hadar_cli.node.agent.bootstrap import answer as send
+from hadar_cli.node.agent.bootstrap import answer
 from hadar_cli.node.agent.nursery import Nursery, SharedNursery
 from hadar_cli.node.agent.setup import stamp_path
-from hadar_cli.node.agent.supervisor import WorkerSpec, leased_at, order_path, run_name
+from hadar_cli.node.agent.supervisor import WorkerSpec, order_path, run_name
 from hadar_cli.node.agent.watch import AttemptWatch, processes_of, read_json_if_any
 from hadar_cli.node.agent_events import event_message
 from hadar_cli.node.contract import (
@@ -57,12 +58,19 @@ from hadar_cli.node.files.outputs import out_folder
 from hadar_cli.node.gpus.cards import door, lock_name, threads, visible
 from hadar_cli.node.gpus.turns import Turns
 from hadar_cli.node.gpus.watch import GpuWatch
+from hadar_cli.node.lease import Lease
 from hadar_cli.node.network import free_port, torch_variables
 from hadar_cli.node.notices import Notices
 
 _LOOK_EVERY_S = 0.025
 
 Message = dict[str, Any]
+_saying = threading.Lock()
+
+
+def send(message: Message) -> None:
+    with _saying:
+        answer(message)
 
 
 class Superseded(Exception):
@@ -74,6 +82,7 @@ class Agent:
 
     def __init__(self, run: Path, request: Message) -> None:
         self._run, self._lease_s = run, float(request["lease_s"])
+        self.lease = Lease(run / "lease")
         self._fence = {
             "run": request["run"],
             "epoch": int(request["epoch"]),
@@ -138,8 +147,8 @@ class Agent:
                 _remove(files)
 
     def renew(self) -> None:
-        (self._run / "lease.part").write_text(repr(time.monotonic()))
-        (self._run / "lease.part").replace(self._run / "lease")
+        self.lease.renew_in_memory()
+        self.lease.renew()
         if alive := os.environ.get(ALIVE):
             with suppress(OSError):
                 os.utime(alive)
@@ -153,6 +162,7 @@ class Agent:
             if request["do"] == "stop":  # even where no lease can be written any more
                 self.stop_workers(float(request["grace_s"]))
                 self._nursery.end()
+                self.lease.forget()
                 _remove(self._run / "objects")  # a resumed head sends what it needs
                 return {}
             self.renew()
@@ -285,7 +295,7 @@ def _check_fence(run: Path, request: Message) -> bool:
         if int(fence.get("epoch", 0)) > request["epoch"]:
             raise Superseded("a newer head has taken over this run")
         return False
-    if time.monotonic() < leased_at(run / "lease") + float(request["lease_s"]):
+    if time.monotonic() < Lease(run / "lease").renewed_at() + float(request["lease_s"]):
         raise Superseded("another run of this name is at work here: give yours another --name")
     return True
 
@@ -315,8 +325,35 @@ class _Session:
 
     def __init__(self) -> None:
         self._agent: Agent | None = None
+        self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # an empty one is the end
 
-    def take(self, request: Message) -> None:
+    def listen(self) -> None:
+        """On a thread of its own: the head lives, whatever disk the answers wait for."""
+        pending = b""
+        try:
+            while received := os.read(0, 1 << 16):
+                if self._agent:
+                    self._agent.lease.renew_in_memory()
+                if not self._requests.empty():
+                    send({"alive": True})
+                *lines, pending = (pending + received).split(b"\n")
+                for line in lines:
+                    self._requests.put(line)
+        finally:
+            self._requests.put(b"")
+
+    def serve(self) -> None:
+        """Answers requests and tells events, until the connection ends or another takes over."""
+        while True:
+            with suppress(queue.Empty):
+                line = self._requests.get(timeout=_LOOK_EVERY_S)
+                while line:
+                    self._take(json.loads(line))
+                    line = self._requests.get_nowait()
+                return
+            self._tell_events()
+
+    def _take(self, request: Message) -> None:
         """Answers one request; raises Superseded, once answered, where nothing more will be."""
         try:
             send({"answer": request["id"], **self._answer(request)})
@@ -338,23 +375,16 @@ class _Session:
         if self._agent:
             self._agent.leave()
 
-    def tell_events(self) -> None:
+    def _tell_events(self) -> None:
         for event in self._agent.events() if self._agent else ():
             send(event)
 
 
 def main() -> None:
-    session, pending = _Session(), b""
+    session = _Session()
+    threading.Thread(target=session.listen, daemon=True).start()
     try:
-        while True:
-            if select.select([0], [], [], _LOOK_EVERY_S)[0]:
-                received = os.read(0, 1 << 16)
-                if not received:
-                    return
-                *lines, pending = (pending + received).split(b"\n")
-                for line in lines:
-                    session.take(json.loads(line))
-            session.tell_events()
+        session.serve()
     except Superseded:
         pass
     finally:

@@ -20,6 +20,7 @@ from hadar_cli.node.agent import processes
 from hadar_cli.node.agent.bootstrap import COMMAND
 from hadar_cli.node.agent.plain_files import open_plain, read_json
 from hadar_cli.node.contract import WORKER
+from hadar_cli.node.lease import Lease
 
 Process = tuple[int, int]  # pid and start time
 _SHARED = ("code", "data", "venvs")
@@ -101,6 +102,7 @@ def remove(place: Place) -> None:
     """Stops what still runs, then removes the runs' files and the directories left empty."""
     stop(place)
     for _, directory in place.runs():
+        Lease(directory / "lease").forget()
         shutil.rmtree(directory, ignore_errors=True)
         _remove_empty(directory.parent, place.base)
     for path in place.shared:
@@ -164,9 +166,7 @@ def _holders(file: str) -> Iterator[int]:
 
 
 def _is_leased(directory: Path) -> bool:
-    with suppress(OSError, ValueError):
-        return time.monotonic() - float((directory / "lease").read_text()) < _LEASE_S
-    return False
+    return time.monotonic() - Lease(directory / "lease").renewed_at() < _LEASE_S
 
 
 def _bytes(directory: Path) -> int:

@@ -29,6 +29,7 @@ from hadar_cli.node.agent.plain_files import read_json
 from hadar_cli.node.agent_events import WorkerEnd
 from hadar_cli.node.contract import WORKER, Order, Result, write_atomically
 from hadar_cli.node.gpus.cards import CardLock, identity
+from hadar_cli.node.lease import Lease
 from hadar_cli.node.phases import allowance_s
 
 _LOOK_EVERY_S = 0.05
@@ -77,7 +78,8 @@ def supervise(directory: Path, spec: WorkerSpec, become_worker: BecomeWorker) ->
     first = read_order(order_path(directory, 1))
     me = os.getpid()
     myself = [me, processes.start_time(me) or 0]
-    lock, end = _hold_device(directory, spec, {"supervisor": myself, "worker": myself})
+    lease = Lease(Path(spec.lease))
+    lock, end = _hold_device(directory, spec, lease, {"supervisor": myself, "worker": myself})
     if end:
         write_atomically(directory / "exit.json", {"code": -1, "end": end, "detail": lock.holder()})
         return
@@ -95,7 +97,7 @@ def supervise(directory: Path, spec: WorkerSpec, become_worker: BecomeWorker) ->
     started = processes.start_time(pid) or 0
     write_atomically(directory / "worker.json", {"supervisor": myself, "worker": [pid, started]})
     worker = _Worker(pid)
-    end = _watch(directory, spec, worker)
+    end = _watch(directory, spec, lease, worker)
     processes.kill_group(pid, started)
     code = worker.wait()
     processes.kill_children()
@@ -119,7 +121,7 @@ def _stand_in_for_result(directory: Path) -> None:
 
 
 def _hold_device(
-    directory: Path, spec: WorkerSpec, who_waits: dict[str, list[int]]
+    directory: Path, spec: WorkerSpec, lease: Lease, who_waits: dict[str, list[int]]
 ) -> tuple[CardLock, WorkerEnd | None]:
     """Waits until the worker before has left the device; another run's is not waited for long."""
     run = Path(spec.lease).parent
@@ -130,7 +132,7 @@ def _hold_device(
     patient_until = told_at + _OTHERS_LEAVE_S
     while not lock.take(note):
         write_atomically(directory / "worker.json", who_waits)
-        if end := _reason_to_stop(directory, spec):
+        if end := _reason_to_stop(directory, spec, lease):
             return lock, end
         now, holder = time.monotonic(), lock.note()
         if "at" in holder:
@@ -182,14 +184,14 @@ class _Worker:
             os.kill(self._pid, signal.SIGTERM)
 
 
-def _watch(directory: Path, spec: WorkerSpec, worker: _Worker) -> WorkerEnd:
+def _watch(directory: Path, spec: WorkerSpec, lease: Lease, worker: _Worker) -> WorkerEnd:
     """Returns when the worker is gone or must go."""
     number, limits = 1, _limits(order_path(directory, 1))
     while worker.poll() is None:
         following = order_path(directory, number + 1)
         if following.exists():
             number, limits = number + 1, _limits(following, limits)
-        if end := _reason_to_stop(directory, spec, limits):
+        if end := _reason_to_stop(directory, spec, lease, limits):
             if end is WorkerEnd.RELEASED and (directory / LEAVING).exists():
                 worker.wait(_LEAVES_S)
             worker.ask_to_leave()
@@ -269,19 +271,12 @@ def _limits(path: Path, before: _Limits | None = None) -> _Limits:
 
 
 def _reason_to_stop(
-    directory: Path, spec: WorkerSpec, limits: _Limits | None = None
+    directory: Path, spec: WorkerSpec, lease: Lease, limits: _Limits | None = None
 ) -> WorkerEnd | None:
     now = time.monotonic()
     if (directory / "stop").exists():
         return WorkerEnd.RELEASED
-    if now > leased_at(Path(spec.lease)) + spec.lease_s:
+    if now > lease.renewed_at() + spec.lease_s:
+        lease.forget()
         return WorkerEnd.NO_LEASE
     return WorkerEnd.DEADLINE if limits and limits.are_passed(now) else None
-
-
-def leased_at(lease: Path) -> float:
-    """When the head's lease was last renewed, on the node's monotonic clock."""
-    try:
-        return float(lease.read_text())
-    except (OSError, ValueError):
-        return 0.0
