@@ -109,11 +109,12 @@ def drive(store: RunStore, watch: Watch, on_interrupt: Callable[[], None] = _not
     """
     interrupts = _Interrupts(on_interrupt)
     _open_many_files()
+    known: set[str] = set()  # checkpoints that are what they were
     with store.locked(), interrupts.caught():
         goes_on = False
         while True:
             with suppress(RunChanged):
-                return _drive(store, watch, interrupts, goes_on)
+                return _drive(store, watch, interrupts, goes_on, known)
             goes_on = True
 
 
@@ -126,7 +127,9 @@ def _open_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool) -> RunState:
+def _drive(
+    store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool, known: set[str]
+) -> RunState:
     happened = mend_journal(store.journal_path)
     facts = _noted(store, happened)
     state = RunState(facts.mix.jobs)
@@ -137,13 +140,13 @@ def _drive(store: RunStore, watch: Watch, interrupts: _Interrupts, goes_on: bool
     if state.finished:
         return state
     interrupts.ignore(False)
-    for job in state.jobs.values():
-        for digest in job.files:
-            store.verify(digest)
     head = _Head(store, facts, state, rates, watch, interrupts)
-    head.begin(goes_on)
     staying: list[str] = []  # nodes that the run keeps although this head ends
     try:
+        head.begin(goes_on)
+        for digest in {digest for job in state.jobs.values() for digest in job.files} - known:
+            store.verify(digest)  # while copies that live on are held: of 10 GB it takes a minute
+            known.add(digest)
         head.train()
     except RunChanged:
         staying = head.leave_nodes()
@@ -194,6 +197,7 @@ class _Head:
     def begin(self, goes_on: bool) -> None:
         now, epoch = self._executor.now(), self._state.epoch + 1
         self._tracker.record(events.HeadStarted(now, epoch, _versions(), goes_on))
+        self._loop.adopt()  # first: what is left there lives no longer than a lease
         _look_around(self._facts, self._store, self._policy, self._tracker, self._loop)
 
     def train(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.learning import learn_speed
@@ -63,9 +63,22 @@ class Intake:
     side_tasks: SideTasks
     foresight: Foresight
     failures: Failures
+    _has_adopted: bool = False
     _told_of_slot: set[int] = field(default_factory=set)  # jobs
     _merges: dict[int, _Meeting] = field(default_factory=dict)  # of the jobs in ``held.merging``
     _waiting: dict[int, list[Report]] = field(default_factory=dict)  # what waits for these merges
+
+    def adopt(self) -> None:
+        """Takes over, once, the copies that an earlier head left under way. From then on they hear
+        of this one, whatever else it does first."""
+        if self._has_adopted:
+            return
+        self._has_adopted = True
+        orders = self.tracker.under_way()
+        self.executor.adopt(orders)
+        for order in orders:
+            self.held.hold(replace(order, hand_in=self.meetings.rules.hand_in))  # for all we know
+            self.meetings.expect(order.job.id, self.executor.now() + order.seconds)
 
     def take(self, report: Report) -> None:
         match report:

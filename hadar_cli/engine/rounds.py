@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.suitability import Suitability, SuitableRates
@@ -89,7 +88,8 @@ class RoundLoop:
         self._intake = Intake(
             executor, tracker, observer, rates, held, meetings, views, aside, foresight, failures
         )
-        self.heed, self.settle = self._intake.heed, self._intake.settle
+        self.adopt, self.heed = self._intake.adopt, self._intake.heed
+        self.settle = self._intake.settle
         self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
         # Copies of an unforked job need no merge at the slot's end: where they can, they run on.
         self._lasting = executor.prolongs and not policy.forks
@@ -140,11 +140,7 @@ class RoundLoop:
 
     def _take_over(self) -> None:
         """Goes on with what the head before this one left: copies under way, results unmerged."""
-        orders = self._tracker.under_way()
-        self._executor.adopt(orders)
-        for order in orders:
-            self._held.hold(replace(order, hand_in=self._mix.merge.hand_in))  # for all we know
-            self.meetings.expect(order.job.id, self._executor.now() + order.seconds)
+        self.adopt()
         for job in [job for job in self._state.jobs.values() if not job.is_over]:
             if not self._held.awaited(job):
                 self._intake.commit(job)
@@ -291,8 +287,7 @@ class RoundLoop:
         if self._lasting:
             seconds = self._state.jobs[stint.job].allowance_s(self._executor.now())
         fits = self._starts.within(stint, seconds)
-        order = self._tracker.hand_out(fits, seconds, expected, follows)
-        order = self._starts.shared(order)
+        order = self._starts.shared(self._tracker.hand_out(fits, seconds, expected, follows))
         self._stints[order.attempt] = stint
         self._held.hold(order)
         if follows:
@@ -337,8 +332,8 @@ class RoundLoop:
         if not idle or not self._held.busy:
             return
         stints = self._policy.plan(self._views.of(idle, self._mix.slot_s, past_solo=True))
-        for device, job in {stint.device: stint.job for stint in reversed(stints)}.items():
-            self._side_tasks.prepare(device, self._state.jobs[job])
+        for stint in {stint.device: stint for stint in reversed(stints)}.values():
+            self._prepare(stint)
 
     def _is_of_use(self, device: str) -> bool:
         """Whether the process that waits on the device is of a job that still has work."""
@@ -349,8 +344,11 @@ class RoundLoop:
         """Devices that wait for a meeting of copies they are to join have time to get ready."""
         if self._round.ends_at - self._executor.now() > self._held.start_cost_s:
             for device in devices:
-                if stint := self._round.next_of(device):
-                    self._side_tasks.prepare(device, self._state.jobs[stint.job])
+                self._prepare(self._round.next_of(device))
+
+    def _prepare(self, stint: Stint | None) -> None:
+        if stint and not self._views.is_too_dear(stint, self._round.is_elsewhere):
+            self._side_tasks.prepare(stint.device, self._state.jobs[stint.job])
 
     # -- what comes back ---------------------------------------------------------------------
 

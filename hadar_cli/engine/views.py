@@ -160,10 +160,11 @@ class Views:
 
     def is_too_dear(self, stint: Stint, is_elsewhere: Callable[[Stint], bool]) -> bool:
         """Whether a stint that was planned before would now cost the job's other copies more than
-        it brings: those under way, or about to start ``elsewhere``."""
-        job = self._state.jobs[stint.job]
+        it brings: those under way, being merged, or about to start ``elsewhere``."""
+        job, held = self._state.jobs[stint.job], self._occupancy
         is_dear = self._forks and stint.device in self.too_dear(job)
-        return is_dear and (bool(self._occupancy.awaited(job)) or is_elsewhere(stint))
+        is_met = stint.job in held.merging or bool(held.awaited(job))
+        return is_dear and (is_met or is_elsewhere(stint))
 
     def _solo_steps(self, job: JobState) -> int:
         """The steps at a job's beginning that one copy does, of one device or of several."""

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from hadar_cli import assembly
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
-from hadar_cli.runs.store import find_run, read_journal
+from hadar_cli.engine.ports import Observers
+from hadar_cli.errors import StorageError
+from hadar_cli.nodes.executor import NodeExecutor
+from hadar_cli.runs.request_handler import RunChanged
+from hadar_cli.runs.store import RunStore, find_run, read_journal
 from tests.support.lab import running
+from tests.support.runs import stored, trained_world
 
 MIX = """
 slot_s: 12
@@ -92,3 +98,22 @@ def under_way(journal: list[events.Event]) -> set[str]:
     open_ = {e.attempt for e in journal if isinstance(e, events.CopyStarted) and e.slices}
     ended = {e.attempt for e in journal if isinstance(e, events.CopyFinished | events.CopyLost)}
     return open_ - ended
+
+
+def test_copies_are_held_before_what_was_committed_is_read_again(tmp_path, monkeypatch):
+    """Hashing 10 GB takes longer than a lease lasts. What this head has read, it reads once."""
+    world, done = trained_world(), []
+    del world.journal.events[-10:]
+    monkeypatch.setattr(NodeExecutor, "adopt", lambda *_: done.append("held"))
+    monkeypatch.setattr(RunStore, "verify", lambda _, digest: done.append(digest))
+    ends = iter((RunChanged(), StorageError("enough")))
+
+    def train(_: object) -> None:
+        raise next(ends)
+
+    monkeypatch.setattr(assembly._Head, "train", train)
+    with pytest.raises(StorageError, match="enough"):
+        assembly.drive(stored(world, tmp_path), lambda *_: Observers())
+    read = [one for one in done if one != "held"]
+    assert read and len(read) == len(set(read))
+    assert done == ["held", *read, "held"]

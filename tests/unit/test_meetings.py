@@ -4,12 +4,15 @@ import pytest
 
 from hadar_cli.core.estimates.suitability import Suitability
 from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.events import CopyStarted
 from hadar_cli.core.model import EVERY_SLOT, Device, Job, MergeRules, Mix
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import Moving
 from hadar_cli.engine.views import Views
+from hadar_cli.simulation.executor import Costs
+from tests.support.worlds import make_mix, make_nodes, make_world
 
 
 def meetings(**rules: object) -> Meetings:
@@ -150,6 +153,23 @@ def test_a_slow_link_is_reckoned_with_before_its_first_hand_in():
     state.jobs[0].generation = 1
     them.learn(0, 0.5, 57_000_000)
     assert "far" in views.too_dear(state.jobs[0])
+
+
+def test_a_device_that_is_left_out_costs_the_others_nothing():
+    """Neither a hand-in at the end of a solo phase that nobody waits for, nor any order."""
+
+    def orders(speeds: dict[str, float]) -> list[tuple[float, str, int, bool]]:
+        costs = Costs(start_s=1.0, sync_s=0.8)
+        world = make_world(
+            make_mix([600], 15.0), make_nodes(speeds), rate=lambda *_: 9.7, costs=costs
+        )
+        world.loop.meetings.links["far"] = 4e6
+        world.loop.meetings.learn(0, 0.5, 57_000_000)
+        world.loop.train()
+        started = [e for e in world.journal.events if isinstance(e, CopyStarted)]
+        return [(e.t, e.device, e.quota, bool(e.follows)) for e in started]
+
+    assert orders({"far": 0.45, "near": 0.5}) == orders({"near": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ class HadarE:
         seconds = self._drop_crumbs(seconds, warm, view.start_cost_s)
         ends_s = float((busy_s + seconds.sum(axis=0)).max())
         is_alone = (seconds > 0).sum(axis=1) == (1 if _is_crowded(view) else 0)
+        is_alone |= [_has_no_company(view, job) for job in jobs]
         gangs = _company(view, jobs, seconds, rates)
         _keep_solo(seconds, jobs, rates)
         quotas = _whole_steps(seconds * rates, _totals(jobs, is_alone))
@@ -224,6 +225,14 @@ def _warm(view: ClusterView, jobs: list[JobView], devices: Sequence[str]) -> Boo
 def _is_crowded(view: ClusterView) -> bool:
     """Whether every device has a job of its own, so that none waits for a solo phase to end."""
     return 0 < len(view.cluster) <= len(view.queue)
+
+
+def _has_no_company(view: ClusterView, job: JobView) -> bool:
+    """Whether all devices but one cost it more than they bring: none waits for its solo phase."""
+    if not job.too_dear:
+        return False
+    others = [device.name for device in view.cluster if device.name not in job.too_dear]
+    return int(np.count_nonzero(view.rates.matrix([job.job.id], others))) == 1
 
 
 def _totals(jobs: list[JobView], is_alone: BoolArray) -> IntArray:
