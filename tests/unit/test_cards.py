@@ -7,7 +7,8 @@ import stat
 
 import pytest
 
-from hadar_cli.node.gpus.cards import CardLock, threads, visible
+from hadar_cli.node.contract import Card
+from hadar_cli.node.gpus.cards import CardLock, environment, threads, visible
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,16 @@ def test_workers_share_the_cores():
     assert threads(1) == str(cores)
     assert threads(cores) == "1"
     assert threads(10 * cores) == "1"
+
+
+def test_a_worker_sees_its_card_and_takes_its_part_of_the_cores_unless_told_otherwise():
+    env, shown = environment(Card(2, "GPU-b", sharers=1000), {"HOME": "/h"})
+    assert shown == env["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    assert (env["OMP_NUM_THREADS"], env["HOME"]) == ("1", "/h")
+    env, shown = environment(
+        Card(1, None, 1000), {"OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": "4,5"}
+    )
+    assert (env["OMP_NUM_THREADS"], shown) == ("7", "5")
 
 
 def test_a_card_has_one_holder_and_the_others_read_who(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Node
 from hadar_cli.core.politeness import GpuUse
-from hadar_cli.node.gpus import cards
+from hadar_cli.node.gpus import cards, reading
 from hadar_cli.node.gpus import cards as cards_module
 from hadar_cli.node.gpus.cards import CardLock
 from hadar_cli.node.gpus.reading import read_gpus
@@ -196,3 +196,13 @@ def test_memory_of_a_process_that_has_just_ended_is_nobody_s(tool, tmp_path, mon
     once = f"$([ -e {tmp_path}/asked ] && echo 500 || (touch {tmp_path}/asked; echo 8692))"
     assert others_seen(watch, once, tool, "true") == (500, [])
     assert others_seen(watch, "8692", tool, "true") == (8692, [])  # still there: it is used
+
+
+def test_the_gpu_of_an_apple_chip_is_known_by_sysctl(monkeypatch):
+    told = {"machdep.cpu.brand_string": "Apple M2 Pro\n", "hw.memsize": f"{32 << 30}\n"}
+    monkeypatch.setattr(reading.shutil, "which", lambda name: None)
+    monkeypatch.setattr(reading.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(reading.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(reading, "_ask", lambda *words: told[words[-1]])
+    [gpu] = reading.read_gpus(())["gpus"]
+    assert (gpu["model"], gpu["memory_mb"], gpu["index"]) == ("Apple M2 Pro", 32768.0, 0)

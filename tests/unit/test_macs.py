@@ -33,7 +33,12 @@ print(sys.argv[1:], os.environ["COLOUR"], __name__, flush=True)
 
 @pytest.fixture
 def without_proc(monkeypatch):
+    def refuse(path: str) -> None:
+        raise AssertionError(f"there is no {path}")
+
     monkeypatch.setattr(processes, "_LINUX", False)
+    monkeypatch.setattr(processes, "Path", refuse)
+    monkeypatch.setattr(processes.os, "listdir", refuse)
 
 
 def test_processes_are_known_by_ps(without_proc):

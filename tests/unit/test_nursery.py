@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from hadar_cli.node.agent import leftovers, processes
 from hadar_cli.node.agent.nursery import Nursery, SharedNursery
 from hadar_cli.node.agent.supervisor import WorkerSpec
+from hadar_cli.node.last_words import NO_GPU
+
+# A worker of a nursery whose torch, by its words, sees these kinds of GPUs.
+WORKER = f"""
+import sys
+from types import SimpleNamespace
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from hadar_cli.node.agent import nursery
+from hadar_cli.node.agent.supervisor import WorkerSpec
+card, has_cuda, has_mps = sys.argv[1], "cuda" in sys.argv[2:], "mps" in sys.argv[2:]
+torch = sys.modules["torch"] = SimpleNamespace(
+    __version__="2.5+cpu",
+    cuda=SimpleNamespace(is_available=lambda: has_cuda),
+    backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: has_mps)),
+    set_num_threads=lambda count: print(count, "threads", flush=True),
+)
+words, env = [sys.executable, "train.py"], {{"OMP_NUM_THREADS": "3"}}
+nursery.become_worker(WorkerSpec(words, env, ".", "lease", 1.0, "tag", "", "", card=card), {{}})
+"""
 
 
 def test_a_nursery_that_has_ceased_to_read_is_replaced_and_never_waited_for(tmp_path):
@@ -84,3 +107,18 @@ def living(directory: Path, note: Path) -> list[int]:
     directory.mkdir(parents=True)
     (directory / "nursery.json").write_bytes(note.read_bytes())
     return [pid for pid, _ in leftovers.living(directory)]
+
+
+@pytest.mark.parametrize(
+    ("card", "sees", "trains"),
+    [("", (), True), ("0", ("cuda",), True), ("0", ("mps",), True), ("0", (), False)],
+)
+def test_a_worker_has_its_threads_and_does_not_train_on_the_processor_in_place_of_a_gpu(
+    tmp_path, card, sees, trains
+):
+    (tmp_path / "train.py").write_text("print('trained')")
+    words = [sys.executable, "-c", WORKER, card, *sees]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[:2] == ["3 threads", "trained" if trains else ""], done.stderr
+    assert (done.returncode == 0) is trains
+    assert (NO_GPU in done.stderr) is not trains

@@ -1,7 +1,7 @@
 """A machine of which nothing is heard: nobody waits for it, and nobody stands back for it."""
 
 from hadar_cli.core import events
-from hadar_cli.engine.ports import NodeSilent
+from hadar_cli.engine.ports import CopyResult, HandedIn, NodeSilent
 from tests.support.worlds import World, make_mix, make_world
 
 
@@ -51,3 +51,20 @@ def test_a_device_on_which_copy_after_copy_fails_is_left_alone_while_there_are_o
     for device in set(world.loop._devices) - {bad}:
         world.tracker.record(events.DeviceLost(0.0, device, "gone"))
     assert not held.fails_too_often(bad, 2)
+
+
+def test_a_run_that_is_stopped_says_what_was_not_handed_in():
+    world, devices = with_copies()
+    world.loop._held.progress[devices[0]] = 7
+    world.loop.wind_up("interrupted")
+    stopped = world.journal.events[-1]
+    assert isinstance(stopped, events.RunStopped)
+    assert stopped.not_handed_in == {devices[0]: 7, devices[1]: 0}
+
+
+def test_measuring_the_model_is_no_cost_of_handing_in():
+    world, (device, _) = with_copies()
+    world.executor.wait(8.0)
+    result = CopyResult(100, ((0, 100),), 6.0, 1.0, 0.0, "steps", evaluate_s=6.0)
+    world.loop._intake.take(HandedIn(device, result, "w", warm=True, stays=True))
+    assert world.loop.meetings._device_cost_s[0] == {device: 1.0}

@@ -151,6 +151,33 @@ def test_the_head_leaves_the_device_and_comes_back_and_knows_who_else_wants_it()
     assert list(sharing.judge(told("", "run b of bob"))) == [DeviceFree("n")]
 
 
+def test_a_card_is_meant_by_the_number_or_the_name_that_the_inventory_gives_it():
+    cards = (Gpu("RTX 3090", 35.0, 24.0, index=3), Gpu("A100", 70.0, 20.0, uuid="MIG-1"))
+    turns = Sharing(Node("n", "host", cards)).turns
+    assert turns and turns["devices"] == [
+        {"index": 0, "card": {"index": 3, "uuid": None}},
+        {"index": 1, "card": {"index": 1, "uuid": "MIG-1"}},
+    ]
+
+
+def test_a_new_connection_is_believed_only_once_it_has_told_all_and_told_anew():
+    sharing = Sharing(Node("n", "host", (Gpu("RTX 3090", 35.0, 24.0),)))
+    card = {"index": 0, "model": "RTX 3090", "memory_mb": 24e3, "others": ["ada"]}
+    used = {"event": "gpus", "minute_of_day": 0, "gpus": [{**card, "others_mb": 12e3}]}
+    free = {**used, "gpus": [{**card, "others": [], "others_mb": 0.0}]}
+    for first, then, kind in (
+        (free, used, DeviceTaken),
+        (used, used, DeviceTaken),
+        (used, free, DeviceFree),
+    ):
+        sharing.begin_anew()
+        assert not list(sharing.judge(told("")))  # it may be a colleague's by now
+        list(sharing.judge(first))
+        sharing.begin_anew()
+        assert not list(sharing.judge(told("")))
+        assert [type(one) for one in sharing.judge(then)] == [kind]
+
+
 def test_nobody_takes_turns_in_an_allocation_or_where_none_knows_which_device_is_meant():
     card = Gpu("RTX 3090", 35.0, 24.0)
     assert Sharing(Node("n", "login", (card,), slurm=SlurmRequest(time="1:00"))).turns is None

@@ -55,7 +55,7 @@ from hadar_cli.node.contract import (
     write_atomically,
 )
 from hadar_cli.node.files.outputs import out_folder
-from hadar_cli.node.gpus.cards import door, lock_name, threads, visible
+from hadar_cli.node.gpus.cards import door, environment, lock_name
 from hadar_cli.node.gpus.turns import Turns
 from hadar_cli.node.gpus.watch import GpuWatch
 from hadar_cli.node.lease import Lease
@@ -203,10 +203,8 @@ class Agent:
         package_root = str(Path(__file__).resolve().parents[3])
         env = {**os.environ, **(torch_variables(member) if member else {}), **start.env}
         shown = ""
-        if card := start.card:
-            seen = visible(card.index, card.uuid, env)
-            shown = seen[next(reversed(seen))]
-            env = {"OMP_NUM_THREADS": threads(card.sharers), **env, **seen}
+        if start.card:
+            env, shown = environment(start.card, env)
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, env.get("PYTHONPATH"))))
         out = out_folder(self._run, start.job)
         out.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hadar_cli.node.contract import Card
 from hadar_cli.node.gpus.reading import read_gpus
 
 LOCKS = Path("/tmp")  # noqa: S108 - the one folder that every user of a machine may write to
@@ -84,6 +85,14 @@ def threads(sharers: int) -> str:
     except AttributeError:  # not everywhere
         cores = os.cpu_count() or 1
     return str(max(1, cores // max(1, sharers)))
+
+
+def environment(card: Card, inherited: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """A worker's, in which it sees its card and has its part of the cores, unless somebody has set
+    that; and how the card is shown."""
+    seen = visible(card.index, card.uuid, inherited)
+    whole = {"OMP_NUM_THREADS": threads(card.sharers), **inherited, **seen}
+    return whole, seen[next(reversed(seen))]
 
 
 class CardLock:
