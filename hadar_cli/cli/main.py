@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from typing import Annotated, Any
@@ -67,6 +66,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_shows_tracebacks = False
 _TRAIN, _RUNS, _MACHINES, _MORE = "Train and look", "Runs", "Machines", "More"
 app.command("run", rich_help_panel=_TRAIN)(run.run)
 app.add_typer(profile.app, name="profile", rich_help_panel=_TRAIN)
@@ -125,8 +125,8 @@ def hadar(
     debug: Annotated[bool, flag("--debug", "Show a traceback when something goes wrong.")] = False,
 ) -> None:
     """Train a batch of models on mismatched GPU machines, over plain SSH."""
-    if debug:
-        os.environ["HADAR_DEBUG"] = "1"
+    global _shows_tracebacks
+    _shows_tracebacks = debug
 
 
 def main() -> None:
@@ -152,7 +152,7 @@ def _explain(message: str, fix: str | None) -> None:
     from hadar_cli.cli.options import stderr
     from hadar_cli.report.format import plain
 
-    if os.environ.get("HADAR_DEBUG"):
+    if _shows_tracebacks:
         traceback.print_exc()
     console = stderr()
     for word, style, text in (("error", "bold red", message), ("fix", "bold green", fix or "")):

@@ -31,11 +31,10 @@ def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
 
 # -- orders --------------------------------------------------------------------------------------
 
+PREFIX = "HADAR_"  # of all these, and of nobody else's
 CKPT_IN, CKPT_OUT = "HADAR_CKPT_IN", "HADAR_CKPT_OUT"
-RESULT = "HADAR_RESULT"
-PROGRESS = "HADAR_PROGRESS"
-STEPS = "HADAR_STEPS"
-SLICES = "HADAR_SLICES"
+RESULT, PROGRESS = "HADAR_RESULT", "HADAR_PROGRESS"
+STEPS, SLICES = "HADAR_STEPS", "HADAR_SLICES"
 SECONDS_LEFT = "HADAR_SECONDS_LEFT"
 GLOBAL_STEP = "HADAR_GLOBAL_STEP"
 TOTAL_STEPS = "HADAR_TOTAL_STEPS"
@@ -63,6 +62,7 @@ MEETS_AT, SHARES = "HADAR_MEETS_AT", "HADAR_SHARES"
 NOTICE = "HADAR_NOTICE"  # where whoever lent the machine says that it goes; not for scripts
 # A cloud's service that tells the same, and the file whose age ends a machine without a head.
 METADATA, ALIVE = "HADAR_METADATA", "HADAR_ALIVE"
+SSH_CONFIG = "HADAR_SSH_CONFIG"  # of the head: a file in place of ssh's own configuration
 TRACE = "HADAR_TRACE"  # the file that `hadar try` has a process record itself in; not for scripts
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from hadar_cli.node.contract import PREFIX
+
 # By any of these a script shares its steps with the other processes of a gang: by ``training`` and
 # its adapters, or by torch.distributed and what stands on it.
 _WORDS = (
     *("hadar_cli", "torch.distributed", "DistributedDataParallel", "RANK"),
     *("accelerate", "lightning", "Trainer", "deepspeed", "horovod"),
 )
-_OF_HADAR = ("hadar_cli", "HADAR_")
+_OF_HADAR = ("hadar_cli", PREFIX)
 _MOST_BYTES = 1 << 20  # of one file; no script that people write is longer
 
 

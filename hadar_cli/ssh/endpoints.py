@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hadar_cli.core.model import Node
 from hadar_cli.errors import InputError
+from hadar_cli.node.contract import SSH_CONFIG
 
 OWN_KNOWN_HOSTS = Path("~/.config/hadar/known_hosts")
 _KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
@@ -132,7 +133,7 @@ def _ask_ssh(host: str, own: Mapping[str, str]) -> dict[str, list[str]]:
     ssh = shutil.which("ssh")
     if not ssh:
         return {}
-    other = os.environ.get("HADAR_SSH_CONFIG")
+    other = os.environ.get(SSH_CONFIG)
     words = [ssh, *(["-F", other] if other else []), "-G"]
     for flag, value in (("-l", own.get("user")), ("-p", own.get("port"))):
         words += [flag, value] if value else []  # as "Match user" and tokens go by them

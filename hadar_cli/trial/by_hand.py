@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hadar_cli
 from hadar_cli.core.model import Launch
-from hadar_cli.node.contract import DATA, TRACE
+from hadar_cli.node.contract import DATA, PREFIX, TRACE
 from hadar_cli.project.data import place_of
 from hadar_cli.project.selection import Selection
 from hadar_cli.trial.record import Record, read_record
@@ -132,4 +132,4 @@ def copy_project(chosen: Selection, target: Path) -> list[Path]:
 
 
 def _is_hadars(variable: str) -> bool:
-    return variable.startswith("HADAR_") and variable != DATA
+    return variable.startswith(PREFIX) and variable != DATA

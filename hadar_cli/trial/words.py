@@ -180,8 +180,8 @@ REPLACED = Fault(
     "torch.Generator()): that is followed exactly, and can be compared",
 )
 _ELSEWHERE = (
-    "look for what depends on how it was started: a file that does not travel, a HADAR_ variable, "
-    "the working directory, random numbers that the script draws while it trains"
+    "look for what depends on how it was started: a file that does not travel, an "
+    "environment variable, the working directory, random numbers that the script draws while it trains"
 )
 DIFFERENCES = {
     "batch": "take the batches from t.loader(...), and none from an iterator of your own; of a "

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "core.policies.gangs": {"core", "core.estimates", "core.policies"},
     "core.policies.baselines": {"core", "core.estimates", "core.policies", "core.policies.gangs"},
     "engine": {"core", "core.estimates", "core.policies"},
-    "project": {"core", "node.agent"},
+    "project": {"core", "node", "node.agent"},
     "suggestions": {"core"},
     "config": {"core", "core.estimates", "project", "suggestions", "workloads"},
     "search": {"config", "core", "engine", "runs", "suggestions"},

@@ -145,7 +145,8 @@ def test_a_bug_shows_its_traceback_only_when_asked(
     assert code == 1
     assert "unexpected ZeroDivisionError: oh" in message and "--debug" in message
     assert "Traceback" not in message
-    monkeypatch.setenv("HADAR_DEBUG", "1")
+    monkeypatch.setattr(command_line, "_shows_tracebacks", False)  # and so again afterwards
+    command_line.hadar(debug=True)
     assert "Traceback" in fail(ZeroDivisionError("oh"), monkeypatch, capsys)[1]
 
 

@@ -1080,5 +1080,5 @@ def test_an_attempt_never_claims_steps_that_it_was_not_given(tmp_path):
     attempt.validate()
     attempt.steps = 3
     with pytest.raises(AssertionError, match="steps that it was not given"):
-        attempt.hand_in("steps", False, None, None)
+        attempt.leave_result("steps", False, None, None)
     assert not order.result.exists() and not attempt.is_handed_in

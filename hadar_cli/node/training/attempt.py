@@ -169,7 +169,7 @@ class Attempt:
     def saved(self) -> None:
         self._save_s = time.monotonic() - self._saving_since
 
-    def hand_in(
+    def leave_result(
         self,
         stopped: str,
         stays: bool,
@@ -178,7 +178,7 @@ class Attempt:
         members: tuple[MemberSpeed, ...] = (),
         noise: NoiseScale | None = None,
     ) -> None:
-        """Leaves the result, after the checkpoint is there."""
+        """After the checkpoint is there."""
         self.validate()
         done = take(self.order.slices, self.steps)
         if self.order.update and self.steps and not (noise and source and source.can_widen):

@@ -390,7 +390,7 @@ class Training:
         self._now.saved()
         stays = order.next_order is not None and stopped in ("steps", "deadline")
         noise = None if self._has_own_steps else self.company.noise or self._updates.noise
-        self._now.hand_in(stopped, stays, self._updates.rates(), self._source, members, noise)
+        self._now.leave_result(stopped, stays, self._updates.rates(), self._source, members, noise)
 
     # -- details -----------------------------------------------------------------------------
 

@@ -72,8 +72,8 @@ class Gavel:
         """x_jr, the share of its time that job j should spend on kind r."""
         equal = queue.rates @ (queue.capacity / max(1, len(queue)))
         widths = _widths(queue)
-        weights = queue.rates * widths / np.maximum(equal, 1e-300)[:, None]
-        return max_min_shares(np.where(_can_hold(queue), weights, 0), widths, queue.capacity)
+        gains = queue.rates * widths / np.maximum(equal, 1e-300)[:, None]
+        return max_min_shares(np.where(_can_hold(queue), gains, 0), widths, queue.capacity)
 
     def _solved(self, queue: Queue, memory: GavelMemory | None) -> GavelMemory:
         rows = np.argsort(queue.ids)
@@ -130,24 +130,24 @@ def _deal(
     return taken
 
 
-def max_min_shares(weights: FloatArray, widths: IntArray, capacity: IntArray) -> FloatArray:
-    """argmax min_j Σ_r weights_jr·x_jr with Σ_r x_jr ≤ 1 and Σ_j W_jr·x_jr ≤ c_r."""
-    jobs = len(weights)
-    row, column = np.nonzero(weights)
+def max_min_shares(gains: FloatArray, widths: IntArray, capacity: IntArray) -> FloatArray:
+    """argmax min_j Σ_r gains_jr·x_jr with Σ_r x_jr ≤ 1 and Σ_j W_jr·x_jr ≤ c_r."""
+    jobs = len(gains)
+    row, column = np.nonzero(gains)
     if not len(row):
-        return np.zeros(weights.shape)
+        return np.zeros(gains.shape)
     pair, last = np.arange(len(row)), len(row)
     some = np.unique(row)  # jobs without any kind do not hold down the minimum
     rows = np.concatenate([row, some, jobs + row, 2 * jobs + column])
     columns = np.concatenate([pair, np.full(len(some), last), pair, pair])
     values = np.concatenate(
-        [-weights[row, column], np.ones(len(some)), np.ones(last), widths[row, column]]
+        [-gains[row, column], np.ones(len(some)), np.ones(last), widths[row, column]]
     )
     limits = np.concatenate([np.zeros(jobs), np.ones(jobs), capacity])
     cost = np.zeros(last + 1)
     cost[last] = -1.0
     answer = minimize(cost, (rows, columns, values), limits)
-    shares = np.zeros(weights.shape)
+    shares = np.zeros(gains.shape)
     if answer is not None:
         shares[row, column] = answer[:last].clip(0.0, 1.0)
     return shares

@@ -78,10 +78,10 @@ def save(
     tensors: Tensors = {}
     tied, entries = _collect_models(parts.models, tensors)
     frozen = parts.frozen.unchanged(tensors)
-    weights = set(tensors)
+    of_models = set(tensors)
     scalars = [_collect_optimizer(o, f"optimizer/{i}", tensors) for i, o in _counted(parts)]
     if not with_optimizer:
-        tensors = {name: tensor for name, tensor in tensors.items() if name in weights}
+        tensors = {name: tensor for name, tensor in tensors.items() if name in of_models}
     content = {
         "format": 1,
         "tied": tied,
@@ -106,7 +106,7 @@ def save(
     stored = {name: _own_memory(tensor) for name, tensor in tensors.items()}
     metadata = {"hadar": json.dumps(content)}
     if base and base.is_file():
-        trained = weights - frozen.keys() - set(content["buffers"])
+        trained = of_models - frozen.keys() - set(content["buffers"])
         stored = _with_updates(stored, parts.rounding.updates(stored, base, hand_in, trained))
         metadata["hadar.update_of"] = base.name
     save_file(stored, part, metadata)

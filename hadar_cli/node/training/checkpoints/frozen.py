@@ -101,5 +101,5 @@ def _fingerprint(tensor: torch.Tensor) -> int:
     table = words[:even].view(-1, _COLUMNS)
     sums = torch.cat([table.sum(0), table.sum(1), words[even:], octets[whole:].to(torch.int64)])
     places = torch.arange(1, sums.numel() + 1, device=sums.device, dtype=torch.int64)
-    weights = (places * _SPREAD) | 1
-    return int((sums * weights).sum())
+    factors = (places * _SPREAD) | 1
+    return int((sums * factors).sum())
