@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.learning import learn_speed
-from hadar_cli.core.estimates.throughput import Rates
+from hadar_cli.core.estimates.throughput import LearningRates, Rates
 from hadar_cli.core.policies.promotion import decide
 from hadar_cli.core.state import JobState
 from hadar_cli.engine.failures import Failures
@@ -57,6 +57,7 @@ class Intake:
     tracker: Tracker
     observer: Observer
     rates: Rates
+    learns: LearningRates
     held: Occupancy
     meetings: Meetings
     views: Views
@@ -156,7 +157,7 @@ class Intake:
     def _learn(self, report: HandedIn, done: events.CopyFinished) -> None:
         started = self.tracker.state.started[report.attempt]
         if done.steps:
-            learn_speed(self.rates, started, done)
+            learn_speed(self.learns, started, done)
         if not report.warm:
             self.held.learn_start(done.own_start_s)
 
@@ -221,7 +222,7 @@ class Intake:
         merge_s = self.executor.now() - meeting.began
         job, outcome = self.tracker.state.jobs[report.job], report.outcome
         self.meetings.learn(report.job, meeting.waited_s + merge_s, outcome.bytes)
-        self.rates.observe_size(report.job, outcome.bytes, outcome.optimizer)
+        self.learns.observe_size(report.job, outcome.bytes, outcome.optimizer)
         self._tell_what_is_too_dear(job)
         self._end_meeting(job)
         for waiting in self._waiting.pop(report.job, []):

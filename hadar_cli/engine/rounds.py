@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from hadar_cli.core import events
 from hadar_cli.core.estimates.suitability import Suitability, SuitableRates
-from hadar_cli.core.estimates.throughput import Rates
+from hadar_cli.core.estimates.throughput import LearningRates
 from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies.port import Policy, Stint
 from hadar_cli.core.policies.priorities import ByPriority
@@ -62,7 +62,7 @@ class RoundLoop:
         policy: Policy,
         executor: Executor,
         tracker: Tracker,
-        rates: Rates,
+        rates: LearningRates,
         observer: Observer,
     ) -> None:
         self._mix, self._policy = mix, ByPriority(policy, tracker.state)
@@ -70,23 +70,24 @@ class RoundLoop:
         self._executor, self._tracker, self._observer = executor, tracker, observer
         self._state = tracker.state
         self._suitability = Suitability(devices, self._state, gangs=not policy.forks)
-        self._rates = rates = SuitableRates(rates, self._suitability)
+        known = self._rates = SuitableRates(rates, self._suitability)
         self._round = Agenda()
         meetings = self.meetings = Meetings(mix.merge, mix.slot_s)
         held = self._held = Occupancy(self._devices, self._state)
         views = self._views = Views(
-            mix, self._suitability, self._state, rates, held, meetings, executor.now, policy.forks
+            mix, self._suitability, self._state, known, held, meetings, executor.now, policy.forks
         )
-        foresight = self._foresight = Foresight(self._state, held, views, rates)
-        aside = self._side_tasks = SideTasks(tracker, executor, held, rates)
+        foresight = self._foresight = Foresight(self._state, held, views, known)
+        aside = self._side_tasks = SideTasks(tracker, executor, held, known)
         state, suits = self._state, self._suitability
         self._views.stays = aside.stays
         self._starts = Starts(
-            mix.slot_s, policy.forks, executor.now, state, held, meetings, aside, rates, suits
+            mix.slot_s, policy.forks, executor.now, state, held, meetings, aside, known, suits
         )
         failures = Failures(tracker, held, suits, policy.forks)
         self._intake = Intake(
-            executor, tracker, observer, rates, held, meetings, views, aside, foresight, failures
+            *(executor, tracker, observer, known, rates, held),
+            *(meetings, views, aside, foresight, failures),
         )
         self.adopt, self.heed = self._intake.adopt, self._intake.heed
         self.settle = self._intake.settle

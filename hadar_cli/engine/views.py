@@ -35,10 +35,9 @@ class Views:
         self._mix, self._suitability, self._state = mix, suitability, state
         self._rates, self._occupancy, self._meetings = rates, occupancy, meetings
         self._devices, self._clock = [device.name for device in suitability.pools], clock
-        self._forks = (
-            forks  # or else nobody asks when busy devices will be free, and what merges cost
-        )
+        self._forks = forks  # or else nobody asks when devices will be free, and what merges cost
         self._arrivals = Arrivals(state)
+        self._progress = lambda: occupancy.steps()
         #: whether a job's processes wait for orders, so that more of them may be given any
         self.stays: Callable[[JobState], bool] = lambda job: False
 
@@ -71,7 +70,7 @@ class Views:
             cluster=self._reachable(),
             queue=queue,
             running=MappingProxyType(self._occupancy.gangs.copy()),
-            progress=self._occupancy.steps,
+            progress=self._progress,
         )
 
     def busy_s(self, most_s: float) -> dict[str, float]:

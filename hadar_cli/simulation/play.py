@@ -21,7 +21,7 @@ from hadar_cli.core import events
 from hadar_cli.core.arrays import FloatArray
 from hadar_cli.core.estimates.fluid import forked_optimum, gang_bound_s
 from hadar_cli.core.estimates.gangs import PROPORTIONAL
-from hadar_cli.core.estimates.throughput import Rates
+from hadar_cli.core.estimates.throughput import LearningRates
 from hadar_cli.core.measures.fairness import by_user, finish_time_fairness
 from hadar_cli.core.measures.timeline import Stretches
 from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
@@ -133,7 +133,7 @@ def play(
     devices: Sequence[Device],
     policy: Policy,
     executor: SimulatedExecutor,
-    rates: Rates,
+    rates: LearningRates,
     state: RunState,
     observer: Observer,
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from hadar_cli.core.arrays import FloatArray, IntArray, RowIndex
 from hadar_cli.core.estimates.gangs import gang_rate
 from hadar_cli.core.estimates.goodput import ONE, Update
-from hadar_cli.core.estimates.throughput import Cube, Matrix, RateModel, Rates, sized_rates
+from hadar_cli.core.estimates.throughput import Cube, LearningRates, Matrix, RateModel, sized_rates
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Device, Gpu, Job
 from hadar_cli.core.policies.gangs.site import Site
@@ -28,7 +28,7 @@ class Speeds(Protocol):
         """Steps per second of the job on all these devices together."""
         ...
 
-    def known(self) -> Rates: ...
+    def known(self) -> LearningRates: ...
 
     def pools(self) -> tuple[Matrix, IntArray]:
         """Devices of equal speed as one column of jobs × pools, in steps per second of one device,
@@ -78,7 +78,7 @@ def require_known_gpus(devices: Sequence[Device]) -> None:
             )
 
 
-class TableSpeeds:
+class TableSpeeds(LearningRates):
     """Measured speeds, which the scheduler knows as well."""
 
     def __init__(
@@ -126,7 +126,7 @@ class TableSpeeds:
             self._slow[devices] = self._site.is_spread(devices)
         return self._slow[devices]
 
-    def known(self) -> Rates:
+    def known(self) -> LearningRates:
         return self
 
     def pools(self) -> tuple[Matrix, IntArray]:
@@ -154,6 +154,8 @@ class TableSpeeds:
         if job_ids is not self._asked:
             rows = self._index.rows(job_ids)
             self._asked, self._answer = job_ids, (self._packed[rows], self._spread[rows])
+            for rates in self._answer:
+                rates.flags.writeable = False
         packed, spread = self._answer[0], self._answer[1] if self._loses else None
         if tuple(kinds) == self._site.kinds:
             return packed, spread
@@ -186,23 +188,6 @@ class TableSpeeds:
         """Tables tell of batches as they are."""
         return ONE
 
-    def observe(
-        self, job_id: int, device_name: str, batches: float, seconds: float, size: float = 1.0
-    ) -> None: ...
-
-    def observe_gang(
-        self,
-        job_id: int,
-        device_names: Sequence[str],
-        update: Update,
-        steps: float,
-        seconds: float,
-    ) -> None: ...
-
-    def observe_noise(self, job_id: int, noise: float) -> None: ...
-
-    def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None: ...
-
 
 class ModelledSpeeds:
     """Speeds by the throughput estimate, or as a real run measured them.
@@ -219,7 +204,7 @@ class ModelledSpeeds:
     def gang(self, job_id: int, device_names: tuple[str, ...]) -> float:
         return self._truth.gang(job_id, device_names)
 
-    def known(self) -> Rates:
+    def known(self) -> LearningRates:
         return RateModel(self._jobs, self._devices)
 
     def pools(self) -> tuple[Matrix, IntArray]:

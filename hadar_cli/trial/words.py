@@ -181,7 +181,7 @@ REPLACED = Fault(
 )
 _ELSEWHERE = (
     "look for what depends on how it was started: a file that does not travel, an "
-    "environment variable, the working directory, random numbers that the script draws while it trains"
+    "environment variable, the working directory, random numbers that it draws while it trains"
 )
 DIFFERENCES = {
     "batch": "take the batches from t.loader(...), and none from an iterator of your own; of a "

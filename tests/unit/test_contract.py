@@ -22,7 +22,8 @@ from hadar_cli.node.contract import (
 )
 
 ROOT = Path(hadar_cli.__file__).parent
-LENDERS = {contract.NOTICE, contract.METADATA, contract.ALIVE}  # of machines
+# Of those who lend machines, of `hadar try` and of the head.
+OTHERS = {contract.NOTICE, contract.METADATA, contract.ALIVE, contract.TRACE, contract.SSH_CONFIG}
 NAMES = {
     value
     for name, value in vars(contract).items()
@@ -80,21 +81,13 @@ def told_of(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> str | None:
 def test_the_contract_s_page_tells_every_variable_that_scripts_see():
     page = (ROOT / "node" / "contract.md").read_text()
     told = set(re.findall(r"HADAR_[A-Z_]+", page))
-    not_theirs = {
-        contract.ISSUED_AT,
-        contract.WORKER,
-        contract.TRACE,
-        contract.SSH_CONFIG,
-        *LENDERS,
-    }
-    assert told == NAMES - not_theirs
+    assert told == NAMES - {contract.ISSUED_AT, contract.WORKER, *OTHERS}
 
 
 def test_an_order_is_the_same_after_its_way_to_the_worker():
     assert all(getattr(PLACED, field.name) != field.default for field in fields(Order))
-    others = {contract.WORKER, contract.DATA, contract.OUT, contract.TRACE, *LENDERS}
-    others |= {contract.SSH_CONFIG}
-    assert set(PLACED.variables()) == NAMES - others
+    of_workers = {contract.WORKER, contract.DATA, contract.OUT}
+    assert set(PLACED.variables()) == NAMES - of_workers - OTHERS
     assert Order.from_variables(json.loads(json.dumps(PLACED.variables()))) == PLACED
 
 

@@ -9,7 +9,7 @@ from hadar_cli.config.mixes import read_mix
 from hadar_cli.core import events
 from hadar_cli.core.estimates.goodput import ONE, Update, gain, updates
 from hadar_cli.core.estimates.learning import learn_speed
-from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.estimates.throughput import GangSpeed, RateModel
 from hadar_cli.core.model import Device, Job
 from hadar_cli.errors import InputError
 
@@ -65,7 +65,7 @@ def test_a_slow_exchange_asks_for_larger_batches():
         for device in ("a", "b"):
             rates.observe(0, device, 100, 1.0)
             rates.observe(0, device, 100, 8 * 1.0, 8.0)  # larger batches save nothing there
-        rates.observe_gang(0, ("a", "b"), ONE, 100, 100 * (0.0055 + exchange_s))
+        rates.observe_gang(GangSpeed(0, ("a", "b"), ONE, 100, 100 * (0.0055 + exchange_s)))
         rates.observe_noise(0, 30.0)
     assert far.update(0, ("a", "b")).batches > near.update(0, ("a", "b")).batches
     assert far.gang(0, ("a", "b")) > 1.5 / 0.1055

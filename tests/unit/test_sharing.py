@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hadar_cli.core.estimates.goodput import ONE
-from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.estimates.throughput import GangSpeed, RateModel
 from hadar_cli.core.model import Gpu, Job, Launch, Node
 from hadar_cli.core.policies.hadare import HadarE
 from hadar_cli.core.policies.port import ClusterView, JobView
@@ -70,7 +70,7 @@ def test_what_a_checkpoint_weighs_and_an_exchange_took_decides():
     unknown = rates.gang(0, gang)
     rates.observe_size(0, 400_000, has_optimizer=True)
     assert rates.gang(0, gang) > 1.5 * unknown
-    rates.observe_gang(0, gang, ONE, 100, 2.5)
+    rates.observe_gang(GangSpeed(0, gang, ONE, 100, 2.5))
     assert rates.gang(0, gang) == pytest.approx(40.0)
     rates.observe_size(0, 400_000_000, has_optimizer=True)
     assert rates.gang(0, gang) == pytest.approx(40.0), "what was measured stays"
@@ -87,7 +87,7 @@ def test_a_gang_that_proved_slow_is_given_up():
         rates.observe(0, device.name, 100, 50.0)
     promised = rates.gang(0, ("x", "y", "z"))
     for _ in range(3):
-        rates.observe_gang(0, ("x", "y", "z"), ONE, 100, 100 / (0.2 * promised))
+        rates.observe_gang(GangSpeed(0, ("x", "y", "z"), ONE, 100, 100 / (0.2 * promised)))
     assert rates.gang(0, ("x", "y", "z")) < rates.rate(0, "x")
     names = tuple(device.name for device in devices)
     seen = ClusterView(

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from hadar_cli.core import events
 from hadar_cli.core.estimates.gangs import speeds_seen, tells_speed
 from hadar_cli.core.estimates.goodput import Update
-from hadar_cli.core.estimates.throughput import RateModel, Rates
+from hadar_cli.core.estimates.throughput import GangSpeed, LearningRates, RateModel
 
 
-def learn_speed(rates: Rates, copy: events.CopyStarted, done: events.CopyFinished) -> None:
+def learn_speed(rates: LearningRates, copy: events.CopyStarted, done: events.CopyFinished) -> None:
     """What a hand-in tells of its devices, of its gang, and of the noise of its gradients."""
     for device, *seen in speeds_seen(copy, done):
         rates.observe(copy.job, device, *seen)
     if copy.gang and done.members and tells_speed(done):
-        rates.observe_gang(copy.job, copy.gang, Update(*done.update), done.steps, done.train_s)
+        update = Update(*done.update)
+        rates.observe_gang(GangSpeed(copy.job, copy.gang, update, done.steps, done.train_s))
     if done.noise is not None:
         rates.observe_noise(copy.job, done.noise)
 

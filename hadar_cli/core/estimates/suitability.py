@@ -127,7 +127,7 @@ class Suitability:
 
 
 class SuitableRates:
-    """Rates of which those of pairs that must not be used are 0."""
+    """Rates of which those of pairs that must not be used are 0. It learns nothing."""
 
     def __init__(self, rates: Rates, suitability: Suitability) -> None:
         self._rates, self._suitability = rates, suitability
@@ -180,24 +180,3 @@ class SuitableRates:
 
     def update(self, job_id: int, device_names: Sequence[str]) -> Update:
         return self._rates.update(job_id, device_names)
-
-    def observe_gang(
-        self,
-        job_id: int,
-        device_names: Sequence[str],
-        update: Update,
-        steps: float,
-        seconds: float,
-    ) -> None:
-        self._rates.observe_gang(job_id, device_names, update, steps, seconds)
-
-    def observe_noise(self, job_id: int, noise: float) -> None:
-        self._rates.observe_noise(job_id, noise)
-
-    def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
-        self._rates.observe_size(job_id, size, has_optimizer)
-
-    def observe(
-        self, job_id: int, device_name: str, batches: float, seconds: float, size: float = 1.0
-    ) -> None:
-        self._rates.observe(job_id, device_name, batches, seconds, size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -75,31 +76,34 @@ class Rates(Protocol):
         """What of a job's mini-batches to join on these devices, for the most steps a second."""
         ...
 
+
+@dataclass(frozen=True, slots=True)
+class GangSpeed:
+    """What devices did together, of each of which it was told before."""
+
+    job: int
+    devices: Sequence[str]
+    update: Update
+    steps: float
+    seconds: float
+
+
+class LearningRates(Rates, Protocol):
+    """Rates that take in what is measured. Whoever knows them already inherits to learn nothing."""
+
     def observe(
         self, job_id: int, device_name: str, batches: float, seconds: float, size: float = 1.0
     ) -> None:
         """Take in so many batches done in ``seconds`` of training, each of ``size`` of the job's
         own joined to one."""
-        ...
 
-    def observe_gang(
-        self,
-        job_id: int,
-        device_names: Sequence[str],
-        update: Update,
-        steps: float,
-        seconds: float,
-    ) -> None:
-        """The same of all these devices together, of each of which it was told before."""
-        ...
+    def observe_gang(self, seen: GangSpeed) -> None: ...
 
     def observe_noise(self, job_id: int, noise: float) -> None:
         """Take in the noise scale of the job's gradients, in mini-batches."""
-        ...
 
     def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
         """Take in how many bytes the job's checkpoint has."""
-        ...
 
 
 class RateModel:
@@ -214,22 +218,15 @@ class RateModel:
     def observe_noise(self, job_id: int, noise: float) -> None:
         self._batches.observe_noise(job_id, noise)
 
-    def observe_gang(
-        self,
-        job_id: int,
-        device_names: Sequence[str],
-        update: Update,
-        steps: float,
-        seconds: float,
-    ) -> None:
+    def observe_gang(self, seen: GangSpeed) -> None:
         """What the exchange of gradients costs is told by what its members would do without."""
-        if not all(name in self._column for name in device_names):
+        if not all(name in self._column for name in seen.devices):
             return
-        bare = self._bare(job_id, device_names, update)
-        if bare and _LEAST < steps < _MOST and _LEAST < seconds < _MOST:
-            usual_s, key = self._usual_s(job_id, device_names)
-            seen = max(0.0, seconds * update.steps / steps - 1 / bare) / usual_s
-            self._exchange[key] = seen + MEMORY * (self._exchange.get(key, seen) - seen)
+        bare = self._bare(seen.job, seen.devices, seen.update)
+        if bare and _LEAST < seen.steps < _MOST and _LEAST < seen.seconds < _MOST:
+            usual_s, key = self._usual_s(seen.job, seen.devices)
+            costs = max(0.0, seen.seconds * seen.update.steps / seen.steps - 1 / bare) / usual_s
+            self._exchange[key] = costs + MEMORY * (self._exchange.get(key, costs) - costs)
 
     def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
         """An exchange that was measured was measured with these bytes: that stays as it is."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -13,21 +12,35 @@ from hadar_cli.core.model import Job
 from hadar_cli.core.state import JobState, RunState
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class JobReader:
+    """What a policy may know of jobs, by their numbers. No attribute leads to the state itself."""
+
+    def __init__(self, states: Mapping[int, JobState]) -> None:
+        self.job: Callable[[int], Job] = lambda number: states[number].job
+        self.remaining: Callable[[int], int] = lambda number: states[number].remaining
+        self.priority: Callable[[int], int] = lambda number: states[number].priority
+        self.knows: Callable[[int], bool] = lambda number: number in states
+
+
 class JobQueue:
-    """Jobs in the order of their mix, to be looked at and not to be touched."""
+    """Jobs that have arrived and are not done, in the order of their mix; only to be read."""
 
-    _states: Mapping[int, JobState]  # and perhaps of others too
-    ids: IntArray
-    _told: Mapping[int, float] | None = None  # steps, where they are not what the job will need
+    __slots__ = ("_read", "_told", "ids", "job", "knows", "priority", "remaining")
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, read: JobReader, ids: IntArray, told: Mapping[int, float] | None = None
+    ) -> None:
+        self._read = read
+        self._told = told  # steps, where they are not what the job will need
+        self.ids = ids
         self.ids.flags.writeable = False
+        self.job, self.knows, self.priority = read.job, read.knows, read.priority
+        self.remaining = read.remaining  # steps of a job that are not committed yet
 
     @staticmethod
     def of(states: Sequence[JobState]) -> JobQueue:
         by_id = {state.job.id: state for state in states}
-        return JobQueue(by_id, np.array(list(by_id), dtype=np.int64))
+        return JobQueue(JobReader(by_id), np.array(list(by_id), dtype=np.int64))
 
     @staticmethod
     def empty() -> JobQueue:
@@ -36,17 +49,9 @@ class JobQueue:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def job(self, number: int) -> Job:
-        return self._states[number].job
-
-    def remaining(self, number: int) -> int:
-        """Steps of the job that are not committed yet."""
-        return self._states[number].remaining
-
     def done(self, number: int) -> int:
         """Its committed steps, also of a job that has ended."""
-        state = self._states[number]
-        return state.job.target_steps - state.remaining
+        return self.job(number).target_steps - self.remaining(number)
 
     def told(self, number: int) -> float:
         """Steps that the job will need, as far as anybody knows; 0: nobody does."""
@@ -54,20 +59,14 @@ class JobQueue:
             return float(self.job(number).target_steps)
         return self._told.get(number, 0.0)
 
-    def priority(self, number: int) -> int:
-        return self._states[number].priority
-
     def only(self, numbers: Collection[int]) -> JobQueue:
         """Those of these numbers."""
         kept = [number for number in self.ids.tolist() if number in numbers]
-        return JobQueue(self._states, np.array(kept, dtype=np.int64))
-
-    def knows(self, number: int) -> bool:
-        return number in self._states
+        return JobQueue(self._read, np.array(kept, dtype=np.int64))
 
     def misled(self, told: Mapping[int, float]) -> JobQueue:
         """The same jobs with other lengths told; those left out are unknown."""
-        return JobQueue(self._states, self.ids, told)
+        return JobQueue(self._read, self.ids, told)
 
 
 class Arrivals:
@@ -83,7 +82,8 @@ class Arrivals:
         self._is_open = np.ones(len(jobs), dtype=np.bool_)
         self._ended = self._rests = 0  # so many are struck off, or have begun to rest or gone on
         self._holds_until_s = -math.inf
-        self._queue = JobQueue(state.jobs, self._ids[:0])
+        self._read = JobReader(state.jobs)
+        self._queue = JobQueue(self._read, self._ids[:0])
 
     def at(self, now_s: float) -> JobQueue:
         """Who has come by then and is not done; the same object for as long as that is true."""
@@ -97,5 +97,5 @@ class Arrivals:
             self._holds_until_s = float(later[0]) if len(later) else math.inf
             is_here = self._is_open & (self._arrives_s <= now_s)
             is_here[[self._row[job.job.id] for job in self._state.unwanted]] = False
-            self._queue = JobQueue(self._state.jobs, self._ids[is_here])
+            self._queue = JobQueue(self._read, self._ids[is_here])
         return self._queue
