@@ -33,14 +33,14 @@ EXAMPLES: dict[str, dict[str, str]] = {
     },
     "status": {
         "hadar status": "one look at the newest run",
-        "hadar status --watch": "look on, in any terminal, while it runs",
+        "hadar status m5-1116-0342 --json": "for programs; hadar watch looks on while it runs",
     },
     "watch": {
         "hadar watch": "the live view of the newest run",
         "hadar watch m5-1116-0342 --web": "its page, as it goes on, in a browser",
     },
     "explain": {
-        "hadar explain m5-1116-0342": "why jobs wait and devices are idle, and what comes next",
+        "hadar explain": "the newest run: why jobs wait and devices are idle, and what comes next",
         "hadar explain m5-1116-0342 weather": "only this job",
     },
     "logs": {

@@ -300,7 +300,16 @@ def find_run(runs: Path, name: str | None) -> RunStore:
         if (candidate / "run.json").exists():
             return RunStore(candidate)
     problem, fix = f"there is no run {name!r} in {runs}/", "hadar report --list shows all runs"
+    if known and _has_job(RunStore(known[-1]), name):
+        fix = f"it is a job of run {known[-1].name!r}: name the run first"
     raise unknown(problem, name, (path.name for path in known), fix=fix)
+
+
+def _has_job(store: RunStore, name: str) -> bool:
+    try:
+        return any(job.name == name for job in store.facts.mix.jobs)
+    except StorageError:
+        return False
 
 
 def list_runs(runs: Path) -> list[Path]:

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 from hadar_cli.cli.main import app
 from hadar_cli.core import events as e
 from hadar_cli.core.reasons import Absence, Loss
+from hadar_cli.errors import InputError
 from hadar_cli.runs.requests import Inbox, PauseJobs
-from hadar_cli.runs.store import RunFacts, RunStore
+from hadar_cli.runs.store import RunFacts, RunStore, find_run
 from tests.support.runs import FileJournal
 from tests.support.worlds import make_mix, make_nodes
 
@@ -58,10 +59,10 @@ def test_jobs_and_devices_are_explained(run):
     assert "nobody drives the run" in why["job-0"]
     assert "not given to a: it failed there 4 times" in why["job-0"]
     assert "a copy on a was lost" in why["job-0"] and "no such file" in why["job-0"]
-    assert "trains on b" in why["job-1"] and "priority 4" in why["job-1"]
+    assert "waits at 0 of 50 steps: nobody" in why["job-1"] and "priority 4" in why["job-1"]
     assert "hadar continue r job-2" in why["job-2"]
     assert why["c"] == "not used: no route to host"
-    assert why["b"].startswith("trains job-1") and why["a"].startswith("idle")
+    assert "its copy of job-1 ends by itself" in why["b"] and why["a"].startswith("idle")
     assert any("job-1" in line for line in told["next_round"])
     assert not any("job-2" in line or line.startswith("c") for line in told["next_round"])
 
@@ -71,8 +72,36 @@ def test_one_job_alone(run):
     assert list(why) == ["job-2"] and not told["devices"] and not told["next_round"]
 
 
+def said(store, *arguments):
+    folder = str(store.directory.parent)
+    return CliRunner().invoke(app, [*arguments, "--runs-dir", folder]).output
+
+
+def test_a_run_that_goes_on_tells_who_trains_where(run):
+    with run.locked():
+        why, _ = explained(run)
+        assert "goes on: round 0" in said(run, "explain")  # the newest run
+    assert "trains on b" in why["job-1"] and why["b"].startswith("trains job-1")
+
+
 def test_a_stopped_run_tells_of_requests_that_wait(run):
     Inbox(run).put(PauseJobs(("job-1",)))
-    folder = str(run.directory.parent)
-    result = CliRunner().invoke(app, ["status", "r", "--runs-dir", folder])
-    assert "it takes up 1 request" in result.output
+    assert "it takes up 1 request" in said(run, "status", "r")
+    told = said(run, "explain", "r")
+    assert "stands still, nobody drives it: hadar resume r; it will take up 1 request" in told
+
+
+def test_a_run_that_is_over_tells_no_plans(run):
+    journal = FileJournal(run.journal_path)
+    journal.append(e.JobsCancelled(10.0, (0, 1, 2), "3"))
+    journal.append(e.RunFinished(11.0))
+    journal.close()
+    _, told = explained(run)
+    assert not told["devices"] and not told["next_round"]
+    assert "run r is over: hadar report r" in said(run, "explain", "r")
+
+
+def test_a_job_given_for_a_run_is_known_as_one(run):
+    with pytest.raises(InputError) as told:
+        find_run(run.directory.parent, "job-1")
+    assert told.value.fix == "it is a job of run 'r': name the run first"

@@ -35,9 +35,9 @@ def cancel(
     runs_dir: RunsDir = DEFAULT_RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a run; what was merged is kept, and `hadar resume` goes on with it.
+    """Stop a run, or some of its jobs; what was merged is kept.
 
-    With names of jobs, only these end; what they have by then is their result.
+    `hadar resume` goes on with a run. Jobs end for good: what they have by then is their result.
     """
     from hadar_cli.runs.store import find_run, is_finished
 

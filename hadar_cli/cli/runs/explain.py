@@ -1,4 +1,4 @@
-"""``hadar explain RUN [JOB]``: why jobs wait and devices are idle, what the next round will do."""
+"""``hadar explain [RUN [JOB]]``: why jobs wait, why devices are idle, what comes next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hadar_cli.cli import completion
-from hadar_cli.cli.completion import ThisRun
+from hadar_cli.cli.completion import RunName
 from hadar_cli.cli.options import DEFAULT_RUNS, AsJson, RunsDir, print_json, stdout
 from hadar_cli.errors import unknown
 
@@ -23,7 +23,7 @@ _LOSSES = 3  # the latest, of each job
 
 
 def explain(
-    run: ThisRun,
+    run: RunName = None,
     job: Annotated[
         str | None,
         typer.Argument(metavar="JOB", help="Only this one.", autocompletion=completion.jobs_of_run),
@@ -45,18 +45,19 @@ def explain(
     if job and job not in names:
         raise unknown(f"the run has no job {job!r}", job, names, fix="hadar status shows them")
     jobs = [names[job]] if job else list(names.values())
+    is_brief = job is not None or seen.standing == "finished"
     told = Explained(
         run=seen.facts.id,
         state=seen.standing,
         jobs=tuple(Explanation(one.job.name, tuple(_job(one, seen, happened))) for one in jobs),
-        devices=() if job else tuple(_devices(seen, happened)),
-        next_round=() if job else tuple(_next_round(seen)),
+        devices=() if is_brief else tuple(_devices(seen, happened)),
+        next_round=() if is_brief else tuple(_next_round(seen)),
     )
     if as_json:
         print_json(dataclasses.asdict(told))
         return
     console = stdout()
-    console.print(f"run {told.run} is {told.state}")
+    console.print(_heading(seen))
     for title, lines in (("Jobs", told.jobs), ("Devices", told.devices)):
         if lines:
             console.print(f"\n{title}")
@@ -66,6 +67,22 @@ def explain(
         console.print("\nThe next round, if it were planned now")
         for plan in told.next_round:
             console.print(f"  {plain(plan, 200)}")
+
+
+def _heading(seen: Spectator) -> str:
+    from hadar_cli.report.format import clock, count
+    from hadar_cli.runs.requests import Inbox
+
+    run, state = seen.store.directory.name, seen.state
+    if seen.standing == "finished":
+        return f"run {run} is over: hadar report {run}"
+    if seen.standing == "running":
+        if seen.facts.waits_for_work and not state.is_closed and not list(state.unfinished):
+            return f"run {run} waits for work: hadar add {run} MIX; hadar close {run} lets it end"
+        return f"run {run} goes on: round {state.round}, {clock(seen.now())} so far"
+    waiting = len(Inbox(seen.store).waiting())
+    noted = f"; it will take up {count(waiting, 'request')}" if waiting else ""
+    return f"run {run} stands still, nobody drives it: hadar resume {run}{noted}"
 
 
 def _job(job: JobState, seen: Spectator, happened: list[Event]) -> Iterator[str]:
@@ -91,7 +108,7 @@ def _standing(job: JobState, seen: Spectator) -> str:
         return "done, and being measured" if job.is_unmeasured else "done"
     if job.is_paused:
         return f"paused at {done}: hadar continue {seen.facts.id} {job.job.name}"
-    if job.active:
+    if job.active and seen.standing == "running":
         devices = sorted({device for copy in job.active.values() for device in copy.devices})
         return f"trains on {', '.join(devices)}, {done}"
     if job.is_at_milestone:
@@ -100,7 +117,7 @@ def _standing(job: JobState, seen: Spectator) -> str:
     if job.job.arrives_s > now:
         return f"comes in {brief(job.job.arrives_s - now)}"
     if seen.standing != "running":
-        return f"waits at {done}: nobody drives the run (hadar resume {seen.facts.id})"
+        return f"waits at {done}: nobody drives the run"
     if all(device.name in seen.state.lost_devices for device in seen.devices):
         return f"waits at {done}: the run may use no device now"
     others = [one for one in seen.state.unfinished if one.active]
@@ -134,6 +151,9 @@ def _devices(seen: Spectator, happened: list[Event]) -> Iterator[Explanation]:
         mine = next((copy for copy in copies if device.name in copy.devices), None)
         if lost := state.lost_devices.get(device.name):
             why = f"not used: {lost.why}"
+        elif mine and seen.standing != "running":
+            name = state.jobs[mine.job].job.name
+            why = f"idle: nobody drives the run; what is left of its copy of {name} ends by itself"
         elif mine:
             doing = {"train": "trains", "evaluate": "measures"}.get(mine.purpose, "prepares for")
             why = f"{doing} {state.jobs[mine.job].job.name}"

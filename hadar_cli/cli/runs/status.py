@@ -144,7 +144,7 @@ def _way_on(seen: Spectator) -> str:
     run = seen.store.directory.name
     match seen.standing:
         case "running":
-            return f"driven by process {seen.pid}; look on with: hadar status --watch"
+            return f"driven by process {seen.pid}; look on with: hadar watch {run}"
         case "finished":
             return f"see: hadar report {run}"
     waiting = len(Inbox(seen.store).waiting())
