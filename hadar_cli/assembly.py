@@ -225,6 +225,7 @@ class _Head:
         self._loop.settle()
         staying = [node.name for node in self._store.facts.nodes if node.enabled]
         self._executor.leave(staying)
+        self._loop.settle()  # the nodes have forgotten what had arrived by then
         return staying
 
     def wind_up(self, why: str) -> None:

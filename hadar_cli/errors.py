@@ -3,6 +3,7 @@
     HadarError                 exit 1   a bug, or something nobody foresaw
     ├── InputError             exit 2   a file, field or name the user can mend
     ├── UnfinishedError        exit 3   stopped early; `hadar resume` goes on
+    │   └── PausedError                 only jobs are left that somebody paused
     ├── RefusedError           exit 4   refused for security
     ├── RunLockedError         exit 5   another head holds the run
     └── StorageError           exit 6   the head's disk failed or holds damaged state
@@ -52,6 +53,9 @@ class InputError(HadarError):
 
 class UnfinishedError(HadarError):
     exit_code = 3
+
+
+class PausedError(UnfinishedError): ...
 
 
 class RefusedError(HadarError):

@@ -12,7 +12,7 @@ from rich.markup import escape
 from hadar_cli.assembly import Interrupted, Watch, drive
 from hadar_cli.cli.options import DEFAULT_RUNS, can_show_live, print_json, stderr, stdout
 from hadar_cli.core.events import RunStopped
-from hadar_cli.errors import StorageError, UnfinishedError
+from hadar_cli.errors import PausedError, StorageError, UnfinishedError
 from hadar_cli.report.live.lines import Lines
 from hadar_cli.report.words import not_handed_in
 from hadar_cli.runs.store import RunStore, read_journal, read_state
@@ -45,9 +45,7 @@ def conduct(
 
     ``observe`` are observers beside those that the run has already.
     """
-    way_on = f"continue with: hadar resume {store.directory.name}"
-    if store.directory.parent != DEFAULT_RUNS:
-        way_on += f" --runs-dir {store.directory.parent}"
+    way_on = f"continue with: hadar resume {store.directory.name}{_folder(store)}"
     try:
         with (
             _observed(store, observe, notify) as watchers,
@@ -58,11 +56,19 @@ def conduct(
         kept = _kept(store) if isinstance(interrupt, Interrupted) else _LEFT
         stderr().print(escape(f"{kept}; {way_on}"))
         sys.exit(130)
+    except PausedError as error:
+        how = (error.fix or "").replace("RUN", store.directory.name, 1)
+        raise UnfinishedError(str(error), fix=f"{how}{_folder(store)}, then {way_on}") from error
     except UnfinishedError as error:
         told = "\n".join(filter(None, (str(error), error.fix)))
         raise UnfinishedError(told, fix=f"mend the cause, then {way_on}") from error
     _summarise(store, as_json)
     _tell_of_jobs_cut_short(store)
+
+
+def _folder(store: RunStore) -> str:
+    runs = store.directory.parent
+    return "" if runs == DEFAULT_RUNS else f" --runs-dir {runs}"
 
 
 def _kept(store: RunStore) -> str:

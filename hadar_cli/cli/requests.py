@@ -43,7 +43,7 @@ def ask(store: RunStore, request: Request, as_json: bool) -> None:
         raise InputError(f"run {name} has just ended", fix="start another: hadar run MIX")
     if granted is None:
         where = "" if store.directory.parent == DEFAULT_RUNS else _folder(store.directory.parent)
-        told = f"noted; the next head of the run takes it up: hadar resume {name}{where}"
+        told = f"noted; nobody drives the run now, hadar resume {name}{where} takes it up"
         if is_driven(store):
             told = "noted; the run is busy, and takes it up as soon as it can"
     else:

@@ -17,7 +17,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import Failed
 from hadar_cli.engine.tracker import Tracker
-from hadar_cli.errors import HadarError, RefusedError, UnfinishedError
+from hadar_cli.errors import HadarError, PausedError, RefusedError, UnfinishedError
 
 AWAY_S = 3600.0  # so long a machine that was there is waited for
 _NAMED = 3  # of the jobs that an error is about
@@ -171,12 +171,13 @@ def _explain_failed(jobs: list[JobState]) -> UnfinishedError:
     return UnfinishedError("; ".join(told), fix="\n".join(filter(None, (log, *advice))))
 
 
-def _explain_resting(jobs: list[JobState]) -> UnfinishedError:
+def _explain_resting(jobs: list[JobState]) -> PausedError:
     """The end of a run in which nothing is left but what somebody has paused."""
     names = " ".join(job.job.name for job in jobs[:_NAMED])
     told = ", ".join(repr(job.job.name) for job in jobs[:_NAMED])
     more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
-    return UnfinishedError(f"job {told}{more} is paused", fix=f"hadar continue RUN {names}")
+    are = f"job {told} is" if len(jobs) == 1 else f"jobs {told}{more} are"
+    return PausedError(f"{are} paused", fix=f"hadar continue RUN {names}")
 
 
 def _last_lines(log: str, count: int = 5) -> str:

@@ -265,10 +265,14 @@ class Intake:
                 self.tracker.record(event)
 
     def settle(self) -> None:
-        """Waits for merges that are under way."""
-        while self.held.merging:
-            for report in self.executor.wait(self.executor.now() + self.executor.tick_s):
+        """Takes what has arrived, and waits for merges that are under way."""
+        has_arrived = True
+        while has_arrived or self.held.merging:
+            wait_s = self.executor.tick_s if self.held.merging else 0.0
+            reports = self.executor.wait(self.executor.now() + wait_s)
+            for report in reports:
                 self.take(report)
+            has_arrived = any(isinstance(one, HandedIn | Failed | Merged) for one in reports)
 
     def _tell_what_is_too_dear(self, job: JobState) -> None:
         for device, cost_s in self.meetings.newly_dear(job.job.id, self.views.too_dear(job)):

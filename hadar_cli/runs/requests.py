@@ -94,9 +94,9 @@ class Inbox:
         return number
 
     def waiting(self) -> list[str]:
-        """Numbers of the requests, oldest first."""
+        """Numbers of the requests, oldest first; what is no file is nobody's request."""
         try:
-            return sorted(path.stem for path in self._folder.glob("*.json"))
+            return sorted(path.stem for path in self._folder.glob("*.json") if path.is_file())
         except OSError:
             return []
 

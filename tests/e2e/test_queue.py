@@ -106,7 +106,7 @@ def test_a_paused_job_waits_and_goes_on_exactly_where_it_was(lab):
     wait_for(lab, process, events.WeightsMerged, 1)
     ask(lab, "pause", "queue", "long")
     assert process.wait(timeout=PATIENCE_S) == 3
-    assert "'long' is paused" in (told := process.stderr.read()), told
+    assert "hadar continue queue long, then" in (told := process.stderr.read()), told
     told = happened(lab)
     paused = next(n for n, e in enumerate(told) if isinstance(e, events.JobsPaused))
     assert not [e for e in told[paused:] if isinstance(e, events.CopyStarted) and e.job == 0]

@@ -21,6 +21,7 @@ from hadar_cli.nodes.session.decisions import LEASE_S, NodeSession
 from hadar_cli.nodes.session.state import Phase
 from hadar_cli.nodes.wire import LinkLostError
 from tests.faults import lies, weights
+from tests.faults.checker import demand
 from tests.faults.gangs import OrphanWatch
 from tests.faults.misfortune import HeadKilledError
 from tests.faults.nodes import Copy, SimulatedNode
@@ -46,7 +47,7 @@ class FaultyExecutor:
         self._held: dict[str, CopyOrder] = {}  # what the head waits for
         self._inbox: deque[Report] = deque()
         self.refused: set[SimulatedNode] = set()
-        self.is_dead = False
+        self.is_dead = self.has_left = False
         self._waits = 0
         enabled = {node.name for node in world.store.facts.nodes if node.enabled}
         self.nodes = [node for node in world.nodes if node.facts.name in enabled]
@@ -79,6 +80,8 @@ class FaultyExecutor:
         self._die_sometimes()
 
     def wait(self, until: float) -> list[Report]:
+        if self.has_left:
+            return self._taken()
         self._die_sometimes()
         self._waits += 1
         if self._waits > _MOST_WAITS:
@@ -90,6 +93,9 @@ class FaultyExecutor:
         if self.misfortune.dice.random() < 0.3:  # others may arrive before the head looks
             self.clock.pass_to(self.clock.now + self.misfortune.dice.uniform(0, 0.5))
         self._look_after_gangs()
+        return self._taken()
+
+    def _taken(self) -> list[Report]:
         reports = list(self._inbox)
         self._inbox.clear()
         for report in reports:
@@ -99,6 +105,8 @@ class FaultyExecutor:
 
     def aside(self, work: Callable[[], Merged]) -> Merged | None:
         """At once, or while other things happen; heads die meanwhile, too."""
+        if self.has_left:
+            return work()
         self._die_sometimes()
         if self.misfortune.aside.random() < 0.5:
             return work()
@@ -111,6 +119,8 @@ class FaultyExecutor:
         return None
 
     def recall(self, attempts: Sequence[str] | None = None) -> None:
+        if self.has_left:
+            return
         self._die_sometimes()
         members = None if attempts is None else self._gangs.members_of(attempts)
         for link in self.links.values():
@@ -119,13 +129,18 @@ class FaultyExecutor:
     def stop(self, grace_s: float) -> None:
         if not self.is_dead:
             self.stop_nodes(self.nodes)
+        if self.has_left:
+            forgotten = [r for r in self._inbox if isinstance(r, HandedIn)]
+            demand(not forgotten, f"left: {forgotten} had arrived, and nobody heard of it")
 
     def leave(self, kept: Collection[str]) -> None:
         """The next head adopts what is under way on these nodes."""
         self._die_sometimes()
+        self.clock.pass_to(self.clock.now + self.misfortune.aside.uniform(0, 1))  # others hand in
         self.stop_nodes(node for node in self.nodes if node.facts.name not in kept)
-        self.is_dead = True
+        self.is_dead = self.has_left = True
         for node in self.nodes:
+            self.links[node].session.close()
             node.listener = None
 
     def stop_nodes(self, nodes: Iterable[SimulatedNode]) -> None:

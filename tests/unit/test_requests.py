@@ -1,5 +1,7 @@
 """What people ask of a run: what can be granted, and that it is granted once."""
 
+import os
+
 import pytest
 
 from hadar_cli.core import events
@@ -229,6 +231,8 @@ def test_nonsense_in_the_inbox_is_refused_and_hurts_nobody(store):
     inbox = Inbox(store)
     inbox.put(CancelJobs(("nobody",)))
     (store.directory / "inbox" / "zzz.json").write_text('["AddJobs", {"jobs": 3}]')
+    (store.directory / "inbox" / "folder.json").mkdir()
+    os.mkfifo(store.directory / "inbox" / "pipe.json")
     handler, _ = handler_of(store)
     handler.tick()
     told = read_journal(store.journal_path)[1:]

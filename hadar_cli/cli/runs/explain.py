@@ -49,7 +49,10 @@ def explain(
     told = Explained(
         run=seen.facts.id,
         state=seen.standing,
-        jobs=tuple(Explanation(one.job.name, tuple(_job(one, seen, happened))) for one in jobs),
+        jobs=tuple(
+            Explanation(one.job.name, tuple(_job(one, seen, happened, one.job.name == job)))
+            for one in jobs
+        ),
         devices=() if is_brief else tuple(_devices(seen, happened)),
         next_round=() if is_brief else tuple(_next_round(seen)),
     )
@@ -85,14 +88,15 @@ def _heading(seen: Spectator) -> str:
     return f"run {run} stands still, nobody drives it: hadar resume {run}{noted}"
 
 
-def _job(job: JobState, seen: Spectator, happened: list[Event]) -> Iterator[str]:
+def _job(job: JobState, seen: Spectator, happened: list[Event], is_alone: bool) -> Iterator[str]:
     yield _standing(job, seen)
     avoided = [one for (number, _), one in seen.state.avoided.items() if number == job.job.id]
     for pair in avoided:
         yield f"not given to {pair.device}: {pair.why}"
     if job.priority:
         yield f"priority {job.priority}"
-    yield from _losses(job.job.id, seen, happened)
+    if is_alone or not job.is_over:
+        yield from _losses(job.job.id, seen, happened)
 
 
 def _standing(job: JobState, seen: Spectator) -> str:
