@@ -150,6 +150,10 @@ def _summarise(store: RunStore, as_json: bool) -> None:
         return
     show(record, stdout())
     stdout().print(f" Trained models: {store.directory / 'models'}/")
+    for sweep in record.sweeps:
+        best = f"the best is {sweep.best}" if sweep.best else "no trial is known to be the best"
+        more = f"hadar report {store.directory.name} --sweep{_folder(store)}"
+        stdout().print(escape(f" Sweep {sweep.sweep}: {best}; all trials: {more}"))
     out = store.directory / "out"
     if any(path.is_dir() for path in out.glob("*")):
         stdout().print(f" What scripts left: {out}/")

@@ -18,6 +18,7 @@ from hadar_cli.core.estimates.suitability import is_large_enough
 from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.model import Device, Mix, Node, devices_of
 from hadar_cli.report.format import NOTHING, bytes, duration, listed, money, plain
+from hadar_cli.report.terminal.sweep import sweep_plans
 from hadar_cli.report.terminal.tables import table
 from hadar_cli.report.ways import way_words, why_words
 from hadar_cli.simulation.rehearsal import (
@@ -45,6 +46,8 @@ def show(mix: Mix, nodes: tuple[Node, ...], runs: Path, as_json: bool) -> None:
         print_json(dataclasses.asdict(_as_record(mix, devices, sent, outlook, bound_s)))
         return
     console = stdout()
+    for told in sweep_plans(mix.jobs):
+        console.print(told)
     _print_plan(console, mix, devices, knowledge)
     if outlook:
         _print_outlook(console, mix, nodes, outlook)

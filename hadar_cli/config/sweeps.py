@@ -272,4 +272,9 @@ def _rungs(trials: int, keep: int, target: int) -> set[int]:
 def _plateau(found: Mapping[str, Any], job: Job, spot: Spot, metric: str | None) -> Plateau:
     every = found.get("every", max(1, job.target_steps // 20))
     named = _metric(found.get("metric"), metric, job, spot)
+    if every >= job.target_steps > 1:
+        raise spot.inside("every").error(
+            f"is beyond the job's {job.target_steps:,} steps: it would never be measured",
+            "Give fewer steps, or leave it out: a twentieth of them.",
+        )
     return Plateau(named, found["patience"], every)

@@ -224,6 +224,19 @@ class Promotion:
     keep: int
     rungs: tuple[int, ...]  # steps, ascending, all below the job's target
 
+    def contenders(self, trials: int, rung: int) -> int:
+        """How many of so many trials come to their n-th rung; the next is what it promotes."""
+        for _ in range(rung):
+            trials = max(1, trials // self.keep)
+        return trials
+
+    def steps_at_place(self, place: int, trials: int, target: int) -> int:
+        """How far the trial gets that is at this place, from 0, of so many all along."""
+        for rung, step in enumerate(self.rungs):
+            if place >= self.contenders(trials, rung + 1):
+                return step
+        return target
+
 
 @dataclass(frozen=True, slots=True)
 class Plateau:

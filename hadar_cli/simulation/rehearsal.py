@@ -7,7 +7,8 @@ sees. Costs are fitted to the newest of those runs, or assumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.measures.forecast import Forecast, Verdict, judge
 from hadar_cli.core.measures.summary import Ways
 from hadar_cli.core.measures.ways import ways_of
-from hadar_cli.core.model import Device, Mix, Node, are_accelerators, devices_of
+from hadar_cli.core.model import Device, Job, Mix, Node, are_accelerators, devices_of
 from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Observer
 from hadar_cli.errors import HadarError, StorageError
@@ -209,7 +210,8 @@ def foresee(
     mix: Mix, nodes: Sequence[Node], knowledge: Knowledge, worths: bool = True
 ) -> Outlook | None:
     """What is to come, or None where the mix is too large, or cannot run, to be rehearsed."""
-    devices = devices_of(nodes)
+    open_ended = {job.name for job in mix.jobs if job.promote}
+    mix, devices = _with_steps_expected(mix), devices_of(nodes)
     if len(mix.jobs) > MOST_JOBS or not devices:
         return None
     truth = knowledge.fit.rates(mix.jobs, devices)
@@ -220,6 +222,8 @@ def foresee(
     except HadarError:
         return None
     forecast = _forecast(mix, devices, rehearsed, truth, knowledge.runs)
+    certain = {name: t for name, t in forecast.jct_s.items() if name not in open_ended}
+    forecast = replace(forecast, jct_s=certain)
     return Outlook(
         forecast=forecast,
         rounds=tuple(rehearsed.rounds),
@@ -227,13 +231,30 @@ def foresee(
         moved_bytes=_moved_bytes(rehearsed, nodes, knowledge.fit),
         cost=_cost(nodes, forecast.ttd_s),
         worths=tuple(_worths(mix, nodes, knowledge, forecast.ttd_s)) if worths else (),
-        ways=_ways(mix, devices, rehearsed),
+        ways=_ways(mix, devices, rehearsed, open_ended),
     )
 
 
-def _ways(mix: Mix, devices: Sequence[Device], rehearsed: _Rehearsed) -> dict[str, Ways]:
+def _with_steps_expected(mix: Mix) -> Mix:
+    """Nobody is measured on paper. As many trials are promoted as will be, though others than
+    these; who would be stopped on a plateau trains to the end."""
+    sweeps = Counter(job.trial.sweep for job in mix.jobs if job.trial)
+    jobs: list[Job] = []
+    for job in mix.jobs:
+        steps = job.target_steps
+        if job.promote and job.trial:
+            trials = sweeps[job.trial.sweep]
+            steps = job.promote.steps_at_place(job.trial.number, trials, steps)
+        jobs.append(replace(job, target_steps=steps, promote=None, stop=None))
+    return replace(mix, jobs=tuple(jobs))
+
+
+def _ways(
+    mix: Mix, devices: Sequence[Device], rehearsed: _Rehearsed, open_ended: Collection[str]
+) -> dict[str, Ways]:
     found = ways_of(mix.jobs, devices, mix.policy.name, rehearsed.all)
-    return {job.name: found[job.id] for job in mix.jobs if job.id in found}
+    jobs = [job for job in mix.jobs if job.id in found and job.name not in open_ended]
+    return {job.name: found[job.id] for job in jobs}
 
 
 def forecast(mix: Mix, nodes: Sequence[Node], runs: Path) -> Forecast | None:

@@ -12,7 +12,11 @@ from hadar_cli.core.measures.sweeps import sweeps_of
 from hadar_cli.core.model import Mix
 from hadar_cli.engine.ports import HandedIn
 from hadar_cli.errors import InputError
+from hadar_cli.report.terminal.sweep import sweep_plans
 from hadar_cli.report.words import describe, is_news
+from hadar_cli.simulation.executor import Costs
+from hadar_cli.simulation.fitting import Fit
+from hadar_cli.simulation.rehearsal import Knowledge, foresee
 from tests.support.worlds import World, make_nodes, make_world
 
 STEPS = 270
@@ -94,6 +98,7 @@ def test_drawn_values_are_within_their_ranges_and_the_same_every_time(mix_of):
         ("grid: {lr: [1, 2]}, promote: {metric: zork}", "whether more of 'zork' is better"),
         ("grid: {lr: [1, 2]}, promote: {metric: mse, rungs: [100]}", "beyond the job's 100 steps"),
         ("stop: {metric: mse}", "'patience' is missing"),
+        ("stop: {metric: mse, patience: 1, every: 100}", "beyond the job's 100 steps"),
         (f"grid: {{a: {list(range(1000))}, b: {list(range(1000))}}}", "makes 1,000,000 trials"),
     ],
 )
@@ -109,6 +114,21 @@ def test_rungs_come_by_themselves(mix_of):
     few = text.replace("[0.0, 0.01, 0.1]}", "[0.0]}")
     assert mix_of(few).jobs[0].promote.rungs == (67,)
     assert {(job.fork, job.mode) for job in mix_of(text).jobs} == {(1, "alone")}
+
+
+def test_what_a_sweep_will_do_is_told_and_forecast_before_it_starts(mix_of):
+    mix = mix_of(GRID)  # 27 trials of 270 steps
+    (told,) = sweep_plans(mix.jobs)
+    assert "27 trials; the best 9 at step 30, the best 3 at step 90 train on by their mse" in told
+    assert "25.9 % of the steps" in told  # (18 x 30 + 6 x 90 + 3 x 270) / (27 x 270)
+    nodes = make_nodes({"a": 1.0, "b": 0.5})
+    nothing = Knowledge(Fit(), Costs())
+    halved = foresee(mix, nodes, nothing).forecast
+    whole = replace(mix, jobs=tuple(replace(job, promote=None) for job in mix.jobs))
+    assert halved.ttd_s < foresee(whole, nodes, nothing).forecast.ttd_s
+    assert not halved.jct_s, "who is promoted is not known"
+    alone = replace(mix, jobs=mix.jobs[:1])
+    assert "nobody to compare it with" in next(sweep_plans(alone.jobs))
 
 
 # -- who trains on -------------------------------------------------------------------------------

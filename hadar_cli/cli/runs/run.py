@@ -158,6 +158,7 @@ def _announce(facts: RunFacts, sent: list[Parcel]) -> None:
     from hadar_cli.cli.travel import lines
     from hadar_cli.core.model import devices_of
     from hadar_cli.report.format import count, duration
+    from hadar_cli.report.terminal.sweep import sweep_plans
 
     console, mix, devices = stderr(), facts.mix, devices_of(facts.nodes)
     jobs, steps = len(mix.jobs), sum(job.target_steps for job in mix.jobs)
@@ -169,8 +170,8 @@ def _announce(facts: RunFacts, sent: list[Parcel]) -> None:
         console.print(f"slot_s auto: rounds of {mix.slot_s:g} s")
     for line in lines(mix, sent):
         console.print(line)
+    for told in sweep_plans(mix.jobs):
+        console.print(told)
     if facts.forecast:
         expected = facts.forecast
-        drops = any(job.promote or job.stop for job in mix.jobs)
-        told = f"{duration(expected.ttd_s)}{', were all trained to the end' if drops else ''}"
-        console.print(f"forecast: {told}, {expected.caution}")
+        console.print(f"forecast: {duration(expected.ttd_s)}, {expected.caution}")

@@ -45,8 +45,8 @@ def _verdict(job: JobState, trials: list[JobState], promote: Promotion) -> tuple
     """Whether the trial passes its rung; why not, if that is certain."""
     step = job.limit
     place = promote.rungs.index(step)
-    expected = contenders(len(trials), promote.keep, place)
-    keeps = contenders(len(trials), promote.keep, place + 1)
+    expected = promote.contenders(len(trials), place)
+    keeps = promote.contenders(len(trials), place + 1)
     known = [
         one for one in trials if _has_come(one, promote.rungs[:place]) and _is_known(one, step)
     ]
@@ -57,13 +57,6 @@ def _verdict(job: JobState, trials: list[JobState], promote: Promotion) -> tuple
     if better >= keeps:
         return False, f"not among the best {keeps} of {expected} at step {step:,}"
     return better + missing < keeps, ""
-
-
-def contenders(trials: int, keep: int, rung: int) -> int:
-    """How many of so many trials come to their n-th rung; what is promoted there is the next."""
-    for _ in range(rung):
-        trials = max(1, trials // keep)
-    return trials
 
 
 def _has_come(job: JobState, rungs: tuple[int, ...]) -> bool:

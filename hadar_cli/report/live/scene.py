@@ -67,7 +67,7 @@ class DeviceNow:
 
 @dataclass(frozen=True, slots=True)
 class JobNow:
-    """``standing`` is training, waiting, paused or coming; or how it ended: see JobState."""
+    """``standing`` is training, waiting, at rung, paused, coming or how it ended: see JobState."""
 
     name: str
     standing: str
@@ -353,6 +353,8 @@ class Scene:
             standing = "paused"
         elif job.job.arrives_s > self.now:
             standing, at = "coming", job.job.arrives_s
+        elif job.is_at_milestone and job.job.promote:
+            standing, at = "at rung", None
         elif self.driven:
             standing = "training" if job.active else "waiting"
             left = self._job_left(job, run_left)

@@ -155,7 +155,7 @@ def _job_lines(
     grid = Grid(_JOBS, width)
     shown = jobs
     if len(jobs) > rows:
-        order = ("training", "failed", "cut", "waiting", "paused", "coming")
+        order = ("training", "failed", "cut", "waiting", "at rung", "paused", "coming")
         places = {standing: place for place, standing in enumerate(order)}
         shown = sorted(jobs, key=lambda job: places.get(job.standing, len(order)))[: rows - 1]
     lines = [grid.titles(_BOLD), *(grid.row(_job_cells(job, colours, now)) for job in shown)]
@@ -194,7 +194,7 @@ def _job_left(job: JobNow, now: float) -> Cell | str:
         case "done" | "cut" | "stopped" | "dropped":
             told = f"{job.standing} {clock(job.at)}" if job.at else job.standing
             return Cell(told, _ENDINGS.get(job.standing, _DIM))
-        case "failed" | "cancelled" | "paused":
+        case "failed" | "cancelled" | "paused" | "at rung":
             return Cell(job.standing, _ENDINGS.get(job.standing, _DIM))
         case "coming":
             return Cell(f"in {brief((job.at or now) - now)}", _DIM)

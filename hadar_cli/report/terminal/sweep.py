@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from hadar_cli.core.measures.sweeps import SweepSummary, TrialSummary
+from hadar_cli.core.model import Job
 from hadar_cli.report.format import count, figures, percent, plain
 from hadar_cli.report.terminal.tables import measured, name, table
 
@@ -48,6 +49,37 @@ def _parts(sweep: SweepSummary, models: Path) -> Iterator[RenderableType]:
         if sweep.metric and all(trial.value is None for trial in sweep.trials):
             why = f"no trial reported '{plain(sweep.metric, 64)}'"
         yield Text(f"\n best   not known: {why}")
+
+
+def sweep_plans(jobs: Sequence[Job]) -> Iterator[str]:
+    """What each sweep is about to do, in a line."""
+    sweeps: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.trial:
+            sweeps.setdefault(job.trial.sweep, []).append(job)
+    for sweep, trials in sweeps.items():
+        first = trials[0]
+        yield f"sweep {plain(sweep, 40)}: {count(len(trials), 'trial')}{_promise(first, trials)}"
+
+
+def _promise(first: Job, trials: Sequence[Job]) -> str:
+    search, promote = first.trial.search if first.trial else None, first.promote
+    if search:
+        at_once = f"at most {search.at_once} at once"
+        return f" of {search.trials}; Optuna suggests the others by {search.metric}, {at_once}"
+    if not promote:
+        return ""
+    number, target = len(trials), first.target_steps
+    if number == 1:
+        return "; there is nobody to compare it with: it trains to the end"
+    rungs = [
+        f"the best {promote.contenders(number, place + 1)} at step {step:,}"
+        for place, step in enumerate(promote.rungs)
+    ]
+    steps = sum(promote.steps_at_place(place, number, target) for place in range(number))
+    share = percent(steps / (number * target))
+    told = f"{', '.join(rungs)} train on by their {promote.metric}"
+    return f"; {told}: {share} of the steps of training all to the end"
 
 
 def _ranked(sweep: SweepSummary) -> list[TrialSummary]:
