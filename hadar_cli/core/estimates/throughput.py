@@ -91,19 +91,25 @@ class GangSpeed:
 class LearningRates(Rates, Protocol):
     """Rates that take in what is measured. Whoever knows them already inherits to learn nothing."""
 
+    # Each does nothing here, and says so: an empty body would make it abstract.
     def observe(
         self, job_id: int, device_name: str, batches: float, seconds: float, size: float = 1.0
     ) -> None:
         """Take in so many batches done in ``seconds`` of training, each of ``size`` of the job's
         own joined to one."""
+        return
 
-    def observe_gang(self, seen: GangSpeed) -> None: ...
+    def observe_gang(self, seen: GangSpeed) -> None:
+        """Take in how fast a gang was."""
+        return
 
     def observe_noise(self, job_id: int, noise: float) -> None:
         """Take in the noise scale of the job's gradients, in mini-batches."""
+        return
 
     def observe_size(self, job_id: int, size: int, has_optimizer: bool) -> None:
         """Take in how many bytes the job's checkpoint has."""
+        return
 
 
 class RateModel:
