@@ -8,6 +8,7 @@ server counts every key that it turns away, and hangs up after a few.
 from __future__ import annotations
 
 import base64
+import io
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from paramiko.agent import AgentSSH
 from paramiko.pkey import PublicBlob
 
@@ -23,7 +33,9 @@ from hadar_cli.ssh import certificates
 from hadar_cli.ssh.endpoints import Endpoint
 from hadar_cli.ssh.host_keys import fingerprint
 
-_KEY_ERRORS = (paramiko.SSHException, ValueError, TypeError, OSError)
+# The last is raised of keys that live in a security key: only an agent can use them for us.
+_KEY_ERRORS = (paramiko.SSHException, ValueError, TypeError, OSError, UnsupportedAlgorithm)
+_PKCS8 = b"-----BEGIN PRIVATE KEY-----"
 _AGENT_S = 60.0  # some ask their user first
 _MANY = 3  # keys that were turned away; servers hang up after six, or fewer
 
@@ -137,14 +149,28 @@ def _keys_of(agent: _Agent) -> Iterator[tuple[bytes, paramiko.PKey]]:
 
 def _from_file(path: Path, endpoint: Endpoint) -> Iterator[Identity]:
     """The key with each of its certificates, and by itself."""
-    key = paramiko.PKey.from_path(path)
+    key = _read_key(path)
     key.public_blob = None
     for certificate in (path.with_name(f"{path.name}-cert.pub"), *endpoint.certificate_files):
         if certificate.is_file() and _certifies(certificate, key):
-            certified = paramiko.PKey.from_path(path)
+            certified = _read_key(path)
             certified.load_certificate(str(certificate))
             yield Identity(certified, path, certificate)
     yield Identity(key, path)
+
+
+def _read_key(path: Path) -> paramiko.PKey:
+    """Also in the format that openssl writes today, which ssh reads and paramiko does not."""
+    content = path.read_bytes()
+    if not content.lstrip().startswith(_PKCS8):
+        return paramiko.PKey.from_path(path)
+    key = load_pem_private_key(content, None)
+    if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey):
+        return paramiko.PKey.from_path(path)
+    form = PrivateFormat.TraditionalOpenSSL
+    file = io.StringIO(key.private_bytes(Encoding.PEM, form, NoEncryption()).decode())
+    kind = paramiko.RSAKey if isinstance(key, RSAPrivateKey) else paramiko.ECDSAKey
+    return kind.from_private_key(file)
 
 
 def _certifies(path: Path, key: paramiko.PKey) -> bool:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from tests.faults.real_site import PYTHON
 
-# The words and columns of nvidia-smi 535 and rocm-smi 5.7, as their users post them.
+# The words and columns of nvidia-smi 535 and rocm-smi 5.7, as their users post them: processes on a
+# part of a card go by the card's name in lists, and JSON tells nobody which card a process is on.
 _TOOL = r"""#!{python}
 import json, os, sys
 
@@ -54,7 +55,26 @@ def nvidia(words):
             for card in table:
                 for one in card["parts"] or [card]:
                     for pid, mb in held(one["uuid"]).items():
-                        print(f"{{one['uuid']}}, {{pid}}, {{mb:.0f}}")
+                        print(f"{{card['uuid']}}, {{pid}}, {{mb:.0f}}")
+    if words == ["-q", "-x"]:
+        print('<?xml version="1.0" ?><nvidia_smi_log>')
+        for card in table:
+            print(f"<gpu><mig_devices>")
+            for number, part in enumerate(card["parts"]):
+                used = sum(held(part["uuid"]).values())
+                print(f"<mig_device><index>{{number}}</index>{{place(number)}}<fb_memory_usage>")
+                print(f"<used>{{used:.0f}} MiB</used></fb_memory_usage></mig_device>")
+            print(f"</mig_devices><uuid>{{card['uuid']}}</uuid><processes>")
+            for number, part in enumerate(card["parts"]):
+                for pid, mb in held(part["uuid"]).items():
+                    print(f"<process_info>{{place(number)}}<pid>{{pid}}</pid>")
+                    print(f"<used_memory>{{mb:.0f}} MiB</used_memory></process_info>")
+            print("</processes></gpu>")
+        print("</nvidia_smi_log>")
+
+def place(number):
+    ids = f"<gpu_instance_id>{{number + 1}}</gpu_instance_id>"
+    return ids + "<compute_instance_id>0</compute_instance_id>"
 
 def amd(words):
     if "--showpids" in words:
@@ -62,11 +82,14 @@ def amd(words):
         for card in table:
             for pid, mb in held(card["uuid"]).items():
                 pids[f"PID{{pid}}"] = f"python3, 1, {{mb * 2**20:.0f}}, 0, unknown"
-        print(json.dumps({{"system": pids}}))
+        if pids:
+            print(json.dumps({{"system": pids}}))
     elif "--showpidgpus" in words:
-        pid = int(words[words.index("--showpidgpus") + 1])
-        on = [i for i, card in enumerate(table) if pid in held(card["uuid"])]
-        print(json.dumps({{"system": {{f"PID {{pid}} is using {{len(on)}} DRM device(s):": on}}}}))
+        pids = {{pid for card in table for pid in held(card["uuid"])}}
+        for pid in pids if "--json" not in words else ():
+            on = [i for i, card in enumerate(table) if pid in held(card["uuid"])]
+            print(f"PID {{pid}} is using {{len(on)}} DRM device(s):")
+            print("".join(f"{{i}} " for i in on))
     else:
         told = dict()
         for index, card in enumerate(table):

@@ -1,5 +1,6 @@
 """Logins as ssh does them: identities, agents, tokens and proxies that people have set up."""
 
+import base64
 import os
 import shutil
 import signal
@@ -107,6 +108,57 @@ def test_identity_files_have_tokens_and_blanks(lab, node, tmp_path, monkeypatch)
         '  IdentityFile "${KEYS}/id_%h_%n_%p_%r_%%"',
     )
     assert str(key) in log_in(replace(node, host="box"))
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
+def test_a_key_that_openssl_wrote(lab, node, tmp_path, kind):
+    """``BEGIN PRIVATE KEY``: ssh reads it, as it does those of its own."""
+    key = tmp_path / "key.pem"
+    words = ["ssh-keygen", "-q", "-t", kind, "-m", "PKCS8", "-N", "", "-f", str(key)]
+    subprocess.run(words, check=True)
+    assert key.read_text().startswith("-----BEGIN PRIVATE KEY-----")
+    allowed = Path(f"{lab.identity_file}.pub")
+    before = allowed.read_text()
+    allowed.write_text(before + key.with_name("key.pem.pub").read_text())
+    try:
+        chosen = replace(node, identity_file=str(key))
+        assert str(key) in log_in(chosen)
+        access = RemoteAccess(chosen, SshTransport(chosen))
+        assert access.open_bulk("transfer")
+        access.close()
+    finally:
+        allowed.write_text(before)
+
+
+def test_a_key_that_only_a_security_key_can_use_does_not_keep_others_out(
+    lab, node, agent, tmp_path, monkeypatch
+):
+    """``id_ed25519_sk``, which ssh -G lists before other keys."""
+    token = tmp_path / "id_ed25519_sk"
+    token.write_text(security_key_file())
+    key = own_key(lab, tmp_path / "mine")
+    configure(tmp_path, monkeypatch, f"IdentityFile {token}", f"IdentityFile {key}")
+    assert str(key) in log_in(node)
+    configure(tmp_path, monkeypatch, f"IdentityFile {token}")
+    with pytest.raises(LoginRefusedError, match="sk-ssh-ed25519") as refused:
+        log_in(node)
+    assert "ssh-agent" in refused.value.fix
+
+
+def security_key_file() -> str:
+    """As ``ssh-keygen -t ed25519-sk`` writes it, of a token that nobody has."""
+
+    def field(content: bytes) -> bytes:
+        return len(content).to_bytes(4, "big") + content
+
+    public = field(b"sk-ssh-ed25519@openssh.com") + field(os.urandom(32)) + field(b"ssh:")
+    check = os.urandom(4)
+    private = check + check + public + b"\x01" + field(os.urandom(64)) + field(b"") + field(b"me")
+    private += bytes(range(1, 1 + -len(private) % 8))
+    whole = b"openssh-key-v1\0" + field(b"none") + field(b"none") + field(b"")
+    whole += (1).to_bytes(4, "big") + field(public) + field(private)
+    lines = base64.encodebytes(whole).decode()
+    return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}-----END OPENSSH PRIVATE KEY-----\n"
 
 
 def test_an_unknown_token_is_told(node, tmp_path, monkeypatch):

@@ -77,6 +77,72 @@ echo "  MIG 2g.10gb     Device  1: (UUID: MIG-2)\""""
     assert whole and parts[0].tflops == pytest.approx(whole.tflops * 3 / 7)
 
 
+WHOLE_REPORT = """<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log><gpu id="00000000:01:00.0"><uuid>GPU-a</uuid><mig_devices>
+<mig_device><index>0</index><gpu_instance_id>3</gpu_instance_id>
+<compute_instance_id>0</compute_instance_id>
+<fb_memory_usage><total>19968 MiB</total><used>13 MiB</used></fb_memory_usage></mig_device>
+<mig_device><index>1</index><gpu_instance_id>5</gpu_instance_id>
+<compute_instance_id>0</compute_instance_id>
+<fb_memory_usage><total>9984 MiB</total><used>4100 MiB</used></fb_memory_usage></mig_device>
+</mig_devices><processes><process_info><gpu_instance_id>5</gpu_instance_id>
+<compute_instance_id>0</compute_instance_id><pid>PID</pid><type>C</type>
+<used_memory>4000 MiB</used_memory></process_info></processes></gpu></nvidia_smi_log>"""
+
+
+def test_who_is_on_which_part_of_a_card_is_told_by_the_whole_report(tool, tmp_path):
+    """Lists of processes name the card alone: read by them, every part seemed free."""
+    listing = """echo "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)"
+echo "  MIG 3g.20gb     Device  0: (UUID: MIG-1)"
+echo "  MIG 1g.10gb+me  Device  1: (UUID: MIG-2)\""""
+    nvidia(tool, "[N/A]", f'echo "GPU-a, {ME}, 4000"', f"{listing};;\n-q) exit 1")
+    first, second = read_gpus(())["gpus"]
+    assert (first["others_mb"], second["others_mb"]) == (None, None)  # nobody can tell
+    (tmp_path / "whole.xml").write_text(WHOLE_REPORT.replace("PID", str(ME)))
+    nvidia(tool, "[N/A]", f'echo "GPU-a, {ME}, 4000"', f"{listing};;\n-q) cat {tmp_path}/whole.xml")
+    first, second = read_gpus(())["gpus"]
+    assert (first["others_mb"], first["others"]) == (13, [])
+    assert (second["others_mb"], second["others"]) == (4100, [getpass.getuser()])
+    assert second["memory_mb"] == 10240
+    assert read_gpus({ME})["gpus"][1]["others_mb"] == 100
+
+
+@pytest.mark.parametrize(
+    ("row", "uuid"),
+    [
+        ("0, GPU-b, NVIDIA GB10, [N/A], [N/A], 1, 0000000F:01:00.0", "GPU-b"),
+        ("0, [N/A], Orin (nvgpu), [N/A], [N/A], [N/A], [N/A]", None),
+    ],
+)
+def test_a_card_that_shares_the_machine_s_memory_is_a_card_all_the_same(tool, row, uuid):
+    tool("nvidia-smi", f'case "$1" in *query-gpu*) echo "{row}";; -L) exit 1;; esac')
+    told = read_gpus(())
+    [gpu] = told["gpus"]
+    assert (told["gpu_problem"], gpu["uuid"], gpu["memory_mb"]) == (None, uuid, 0)
+    assert gpu["others_mb"] is None
+
+
+def test_a_card_that_fell_off_the_bus_does_not_take_the_others_with_it(tool):
+    good = "1, GPU-b, Tesla T4, 15360, 3, 3, 00000000:02:00.0"
+    lost = "0, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [N/A], 00000000:01:00.0"
+    tool("nvidia-smi", f'case "$1" in *query-gpu*) echo "{lost}"; echo "{good}";; esac')
+    [gpu] = read_gpus(())["gpus"]
+    assert (gpu["index"], gpu["model"]) == (1, "Tesla T4")
+
+
+def test_a_tool_that_hangs_is_not_asked_again_while_it_does(tool, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "_TOOL_S", 0.2)
+    tool("nvidia-smi", f"echo >> {tmp_path}/asked; exec sleep 60")
+    assert read_gpus(())["gpu_problem"] == "nvidia-smi: no answer within 0.2 s"
+    [hung] = reading._hung.values()
+    hung.wait()
+    hung.poll = lambda: None  # type: ignore[method-assign] # as behind a driver that hangs
+    assert read_gpus(())["gpu_problem"] == "nvidia-smi: no answer within 0.2 s"
+    assert (tmp_path / "asked").read_text() == "\n"
+    reading._hung.clear()
+
+
 def test_a_tool_that_fails_is_quoted(tool):
     tool("nvidia-smi", 'echo "NVIDIA-SMI has failed: no driver"; exit 9')
     told = read_gpus(())
@@ -84,33 +150,43 @@ def test_a_tool_that_fails_is_quoted(tool):
     assert told["gpu_problem"] == "nvidia-smi: NVIDIA-SMI has failed: no driver"
 
 
-def test_amd_cards_are_told_by_rocm_smi(tool, tmp_path, monkeypatch):
-    cards = {
-        "card0": {
-            "Unique ID": "0xabc",
-            "Card Series": "AMD Instinct MI210",
-            "VRAM Total Memory (B)": str(64 << 30),
-            "VRAM Total Used Memory (B)": str(10 << 30),
-        },
-        "card1": {
-            "Unique ID": "0xdef",
-            "Card Series": "AMD Instinct MI210",
-            "VRAM Total Memory (B)": str(64 << 30),
-            "VRAM Total Used Memory (B)": "0",
-        },
-    }
-    pids = {"system": {f"PID{ME}": f"python, 1, {8 << 30}, 0, unknown"}}
-    gpus = {"system": {f"PID{ME}": "0"}}
-    for name, content in (("cards", cards), ("pids", pids), ("pidgpus", gpus)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+def amd(tool, tmp_path: Path, cards: dict[str, dict[str, str]], pids: str, on: str) -> None:
+    """As rocm-smi prints it from ROCm 4 to 7: warnings among the JSON, nothing where there is
+    nothing to tell, and no JSON at all of which process is on which card."""
+    (tmp_path / "cards.json").write_text(json.dumps(cards))
+    (tmp_path / "pids.json").write_text(pids)
+    (tmp_path / "on").write_text(on)
     tool(
         "rocm-smi",
-        f"""case "$1" in
---showproductname) cat {tmp_path}/cards.json;;
---showpids) cat {tmp_path}/pids.json;;
---showpidgpus) cat {tmp_path}/pidgpus.json;;
+        f"""case "$*" in
+*showproductname*) printf '\\nWARNING: AMD GPU device(s) is/are in a low-power state.\\n\\n'
+    cat {tmp_path}/cards.json;;
+"--showpids --json") cat {tmp_path}/pids.json;;
+--showpidgpus) cat {tmp_path}/on;;
 esac""",
     )
+
+
+def amd_card(unique_id: str, used_gb: int, series: str = "AMD Instinct MI210") -> dict[str, str]:
+    return {
+        "Unique ID": unique_id,
+        "Card Series": series,
+        "Card Model": "0x740f",
+        "VRAM Total Memory (B)": str(64 << 30),
+        "VRAM Total Used Memory (B)": str(used_gb << 30),
+    }
+
+
+def on_cards(pid: int, *cards: int) -> str:
+    numbers = "".join(f"{card} " for card in cards)
+    title = "=" * 20
+    return f"{title}\nPID {pid} is using {len(cards)} DRM device(s):\n{numbers}\n{title}\n"
+
+
+def test_amd_cards_are_told_by_rocm_smi(tool, tmp_path):
+    cards = {"card0": amd_card("0xabc", 10), "card1": amd_card("0xdef", 0)}
+    pids = {"system": {f"PID{ME}": f"python, 1, {8 << 30}, 0, unknown"}}
+    amd(tool, tmp_path, cards, json.dumps(pids), on_cards(ME, 0))
     first, second = read_gpus({ME})["gpus"]
     assert (first["others_mb"], first["memory_mb"], second["others_mb"]) == (2048, 65536, 0)
     found = identify(Node("lab", "lab"), [GpuUse(**gpu) for gpu in (first, second)])
@@ -125,6 +201,50 @@ esac""",
         with pytest.raises(ValueError, match=uuid):
             cards_module.visible(0, uuid, env)
     assert cards_module.identity("1") == "0xdef"  # and its lock is the card's, however it is shown
+
+
+def test_a_process_counts_on_its_own_amd_cards_only(tool, tmp_path):
+    cards = {"card0": amd_card("0xabc", 0), "card1": amd_card("0xdef", 20)}
+    pids = {"system": {f"PID{ME}": f"tmux:, server, 1, {20 << 30}, 0, unknown"}}
+    amd(tool, tmp_path, cards, json.dumps(pids), on_cards(ME, 1))
+    first, second = read_gpus(())["gpus"]
+    assert (first["others"], second["others"]) == ([], [getpass.getuser()])
+    first, second = read_gpus({ME})["gpus"]
+    assert (first["others_mb"], second["others_mb"]) == (0, 0)
+
+
+def test_amd_cards_without_a_name_of_their_own_go_by_their_number(tool, tmp_path):
+    """Integrated ones say N/A, and the partitions of an MI300X all say the same."""
+    cards = {
+        "card0": amd_card("0xabc", 0, "AMD Instinct MI300X"),
+        "card1": amd_card("0xabc", 0, "Arcturus GL-XL [AMD Instinct MI100]"),
+        "card2": amd_card("N/A", 0, "N/A"),
+    }
+    amd(tool, tmp_path, cards, "", "")
+    found = read_gpus(())["gpus"]
+    assert [gpu["uuid"] for gpu in found] == [None, None, None]
+    assert [gpu["model"] for gpu in found] == [
+        "AMD Instinct MI300X",
+        "AMD Instinct MI100",
+        "0x740f",
+    ]
+    assert cards_module.identity("1") == "gpu-1"
+
+
+def test_our_own_worker_is_no_colleague_where_rocm_says_that_it_holds_nothing(
+    tool, tmp_path, monkeypatch
+):
+    """ROCm 5.7 and 6 tell 0 bytes of every process."""
+    monkeypatch.setattr(cards, "LOCKS", tmp_path)
+    amd(tool, tmp_path, {"card0": amd_card("0xabc", 1)}, "", "")
+    watch = GpuWatch(tmp_path / "run", lambda: {ME}, every_s=1000.0)
+    while watch.news() is None:
+        time.sleep(0.01)
+    assert watch.look()["gpus"][0]["others_mb"] == 1024
+    assert CardLock("0xabc").take({"run": "r", "at": str(tmp_path / "run")})
+    pids = {"system": {f"PID{ME}": "python, 1, 0, 0, unknown"}}
+    amd(tool, tmp_path, {"card0": amd_card("0xabc", 9)}, json.dumps(pids), on_cards(ME, 0))
+    assert watch.look()["gpus"][0]["others_mb"] == 1024
 
 
 @pytest.mark.parametrize(

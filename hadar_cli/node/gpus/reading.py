@@ -14,7 +14,11 @@ import pwd
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +26,29 @@ Facts = dict[str, Any]
 _TOOL_S = 10.0
 _COLUMNS = "index,uuid,name,memory.total,memory.used,pcie.link.gen.max,pci.bus_id"
 _APP_CELLS = 3
+_UUID = re.compile(r"(GPU|MIG)-\S+")  # anything else, as ``[N/A]`` on a Jetson, is no name
 _PCI = Path("/sys/bus/pci/devices")
 # GT/s, as the kernel tells it, to PCIe generation.
 _GENERATION = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _CARD_LINE = re.compile(r"GPU (\d+):")
-_INSTANCE_LINE = re.compile(r"\s+MIG (?P<profile>\S+)\s.*\(UUID: (?P<uuid>MIG-[^)]+)\)")
+_INSTANCE_LINE = re.compile(
+    r"\s+MIG (?P<profile>\S+)\s+Device\s+(?P<number>\d+):\s+\(UUID: (?P<uuid>MIG-[^)]+)\)"
+)
 _INSTANCE_GB = re.compile(r"\.(\d+)gb")
+_ROCM_TOOL = "/opt/rocm/bin/rocm-smi"  # which no PATH may name
+_ON_CARDS = re.compile(r"^PID (\d+) is using \d+ DRM device\(s\):?\s*\n([\d ]+)$", re.MULTILINE)
+_hung: dict[str, subprocess.Popen[bytes]] = {}  # by tool: a broken driver lets none of them die
 
 
 def read_gpus(ours: Collection[int]) -> Facts:
     """All GPUs, or why nothing is known of them. ``ours`` are processes that count as nobody's."""
-    readers = (("nvidia-smi", _nvidia), ("rocm-smi", _amd))
-    for name, read in readers:
-        tool = shutil.which(name) or f"/usr/bin/{name}"
+    readers = (
+        ("nvidia-smi", "/usr/bin/nvidia-smi", _nvidia),
+        ("rocm-smi", "/usr/bin/rocm-smi", _amd),
+        ("rocm-smi", _ROCM_TOOL, _amd),
+    )
+    for name, usual, read in readers:
+        tool = shutil.which(name) or usual
         if Path(tool).exists():
             try:
                 return {"gpus": read(tool, set(ours)), "gpu_problem": None}
@@ -44,14 +58,28 @@ def read_gpus(ours: Collection[int]) -> Facts:
 
 
 def _last_words(error: Exception) -> str:
-    said = getattr(error, "stdout", None) or b""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"no answer within {_TOOL_S:g} s"
+    said = (getattr(error, "stdout", None) or b"") + (getattr(error, "stderr", None) or b"")
     text = said.decode(errors="replace").strip() or f"{type(error).__name__}: {error}"
     return str(text)[:300]
 
 
 def _ask(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, check=True, timeout=_TOOL_S)
-    return done.stdout.decode(errors="replace")
+    """Asked once more only when an earlier question that got no answer is out of the way: behind a
+    broken driver, questions can neither be ended nor waited for."""
+    if words[0] in _hung and _hung[words[0]].poll() is None:
+        raise subprocess.TimeoutExpired(words, _TOOL_S)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        said, complaint = process.communicate(timeout=_TOOL_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _hung[words[0]] = process
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, words, said, complaint)
+    return said.decode(errors="replace")
 
 
 def _number(text: object) -> float | None:
@@ -84,15 +112,20 @@ def _others(used_mb: float | None, held_mb: dict[int, float | None], ours: set[i
 
 
 def _nvidia(tool: str, ours: set[int]) -> list[Facts]:
-    rows = _table(tool, f"--query-gpu={_COLUMNS}")
+    rows = [row for row in _table(tool, f"--query-gpu={_COLUMNS}") if _is_card(row)]
     apps = _table(tool, "--query-compute-apps=gpu_uuid,pid,used_memory")
-    instances = _instances(tool)
+    parts = _parts(tool)
+    uses = _uses_of_parts(tool) if parts else {}
     found: list[Facts] = []
     for row in rows:
-        card = _card(row, apps, ours)
-        parts = instances.get(card["index"], ())
-        found += [_instance(card, *part, apps, ours) for part in parts] if parts else [card]
+        card, divided = _card(row, apps, ours), parts.get(int(row[0]), ())
+        found += [_instance(card, part, row[1], uses, apps, ours) for part in divided] or [card]
     return found
+
+
+def _is_card(row: list[str]) -> bool:
+    """A card that fell off the bus has a row of complaints, ``[GPU is lost]``."""
+    return len(row) == _COLUMNS.count(",") + 1 and row[0].isdigit() and not row[2].startswith("[")
 
 
 def _table(tool: str, what: str) -> list[list[str]]:
@@ -110,7 +143,7 @@ def _card(row: list[str], apps: list[list[str]], ours: set[int]) -> Facts:
     index, uuid, name, total, used, generation, bus = row
     return {
         "index": int(index),
-        "uuid": uuid,
+        "uuid": uuid if _UUID.fullmatch(uuid) else None,
         "model": name.removeprefix("NVIDIA ").removeprefix("GeForce "),
         "memory_mb": _number(total) or 0.0,
         "pcie": int(_number(generation) or 0) or _generation(bus, _PCI),
@@ -118,9 +151,26 @@ def _card(row: list[str], apps: list[list[str]], ours: set[int]) -> Facts:
     }
 
 
-def _instances(tool: str) -> dict[int, list[tuple[str, str]]]:
-    """Profile and UUID of each MIG instance, by the index of its card; most machines have none."""
-    found: dict[int, list[tuple[str, str]]] = {}
+@dataclass(frozen=True)
+class _Part:
+    """A MIG instance, by ``nvidia-smi -L``; ``number`` is its place among those of its card."""
+
+    profile: str
+    uuid: str
+    number: int
+
+
+@dataclass(frozen=True)
+class _PartUse:
+    """Of its memory in MB, and what processes hold of it."""
+
+    used_mb: float | None
+    held_mb: dict[int, float | None]
+
+
+def _parts(tool: str) -> dict[int, list[_Part]]:
+    """The MIG instances of each card, by its index; most machines have none."""
+    found: dict[int, list[_Part]] = {}
     try:
         lines = _ask(tool, "-L").splitlines()
     except (OSError, subprocess.SubprocessError):
@@ -130,19 +180,60 @@ def _instances(tool: str) -> dict[int, list[tuple[str, str]]]:
         if head := _CARD_LINE.match(line):
             card = int(head[1])
         elif part := _INSTANCE_LINE.match(line):
-            found.setdefault(card, []).append((part["profile"], part["uuid"]))
+            one = _Part(part["profile"], part["uuid"], int(part["number"]))
+            found.setdefault(card, []).append(one)
     return found
 
 
-def _instance(card: Facts, profile: str, uuid: str, apps: list[list[str]], ours: set[int]) -> Facts:
+def _uses_of_parts(tool: str) -> dict[tuple[str, int], _PartUse]:
+    """By the card's UUID and the instance's number. Lists of processes name the card alone, so who
+    is on which instance stands only in the whole report."""
+    found: dict[tuple[str, int], _PartUse] = {}
+    with suppress(OSError, subprocess.SubprocessError, ElementTree.ParseError):
+        report = ElementTree.fromstring(_ask(tool, "-q", "-x"))  # noqa: S314 - the driver's own
+        for card in report.iter("gpu"):
+            for part in card.iter("mig_device"):
+                home = _place(part)
+                held = {
+                    int(process.findtext("pid", "0")): _megabytes(process.findtext("used_memory"))
+                    for process in card.iter("process_info")
+                    if _place(process) == home and process.findtext("pid", "").isdigit()
+                }
+                used = _megabytes(part.findtext("fb_memory_usage/used"))
+                key = (card.findtext("uuid", "").strip(), int(part.findtext("index", "-1")))
+                found[key] = _PartUse(used, held)
+    return found
+
+
+def _place(told: ElementTree.Element) -> tuple[str, str]:
+    return told.findtext("gpu_instance_id", "?"), told.findtext("compute_instance_id", "?")
+
+
+def _megabytes(text: str | None) -> float | None:
+    return _number((text or "").removesuffix("MiB").strip())
+
+
+def _instance(
+    card: Facts,
+    part: _Part,
+    whole: str,
+    uses: dict[tuple[str, int], _PartUse],
+    apps: list[list[str]],
+    ours: set[int],
+) -> Facts:
     """A part of a card, with memory of its own: ``3g.20gb`` has 20 GB."""
-    size = _INSTANCE_GB.search(profile)
+    size = _INSTANCE_GB.search(part.profile)
     memory_mb = 1024.0 * int(size[1]) if size else 0.0
-    held = _held(apps, uuid)
-    used = 0.0 if not held else sum(size or 0.0 for size in held.values())
-    model = f"{card['model']} MIG {profile}"
+    held = _held(apps, part.uuid)
+    used: float | None = sum((size or 0.0 for size in held.values()), 0.0)
+    use = uses.get((whole, part.number), _PartUse(None, {}))
+    if use.used_mb is not None:
+        used, held = use.used_mb, use.held_mb or held
+    elif not held and _held(apps, whole):
+        used = None  # somebody is on the card, and nobody says on which part
+    model = f"{card['model']} MIG {part.profile}"
     rest = _others(used, held, ours)
-    return {**card, "uuid": uuid, "model": model, "memory_mb": memory_mb, **rest}
+    return {**card, "uuid": part.uuid, "model": model, "memory_mb": memory_mb, **rest}
 
 
 def _generation(bus: str, devices: Path) -> int | None:
@@ -165,23 +256,25 @@ def _speed(device: Path) -> str:
 
 def _amd(tool: str, ours: set[int]) -> list[Facts]:
     """rocm-smi names its cards ``card0`` and so on; the words of its fields vary by version."""
-    cards = json.loads(
-        _ask(tool, "--showproductname", "--showuniqueid", "--showmeminfo", "vram", "--json")
-    )
-    held = dict(_amd_processes(tool))
+    cards = _json(tool, "--showproductname", "--showuniqueid", "--showmeminfo", "vram")
+    held, on = dict(_amd_processes(tool)), _amd_cards(tool)
+    names = Counter(str(raw.get("Unique ID")) for raw in cards.values())
     found = []
     for name, raw in cards.items():
         if not name.startswith("card"):
             continue
-        told = {field.lower(): value for field, value in raw.items()}
+        told = {field.lower(): value for field, value in raw.items() if value != "N/A"}
         index = int(name.removeprefix("card"))
-        here = {pid: size for pid, (size, on) in held.items() if index in on}
+        here = {pid: size for pid, size in held.items() if index in on.get(pid, ())}
         used = _number(told.get("vram total used memory (b)"))
+        uuid = str(told.get("unique id", ""))
+        # Integrated GPUs have none, and the partitions of one card share it.
+        has_name = uuid.startswith("0x") and int(uuid, 16) and names[uuid] == 1
         found.append(
             {
                 "index": index,
-                "uuid": told.get("unique id"),
-                "model": told.get("card series") or told.get("card model") or "AMD GPU",
+                "uuid": uuid if has_name else None,
+                "model": _amd_model(told),
                 "memory_mb": (_number(told.get("vram total memory (b)")) or 0.0) / (1 << 20),
                 "pcie": None,
                 **_others(None if used is None else used / (1 << 20), here, ours),
@@ -190,19 +283,33 @@ def _amd(tool: str, ours: set[int]) -> list[Facts]:
     return found
 
 
-def _amd_processes(tool: str) -> Iterator[tuple[int, tuple[float | None, set[int]]]]:
-    """Pid, megabytes, and the cards it is on."""
-    told = json.loads(_ask(tool, "--showpids", "--json") or "{}")
-    for name, cells in told.get("system", {}).items():
+def _amd_model(told: Facts) -> str:
+    """The marketing name, which may stand in brackets behind the chip's."""
+    name = str(told.get("card series") or told.get("card model") or "AMD GPU")
+    return name.rpartition("[")[2].rstrip("]")
+
+
+def _json(tool: str, *words: str) -> dict[str, dict[str, Any]]:
+    """What it prints among its warnings; nothing at all where there is nothing to tell."""
+    _, brace, rest = _ask(tool, *words, "--json").partition("{")
+    told = json.JSONDecoder().raw_decode(brace + rest)[0] if brace else {}
+    return {name: raw for name, raw in told.items() if isinstance(raw, dict)}
+
+
+def _amd_processes(tool: str) -> Iterator[tuple[int, float | None]]:
+    """Pid and megabytes; several versions say 0 of every process."""
+    for name, cells in _json(tool, "--showpids").get("system", {}).items():
         pid = name.removeprefix("PID")
         if pid.isdigit():
-            size = _number(str(cells).split(", ")[2])
-            yield int(pid), (None if size is None else size / (1 << 20), _amd_cards(tool, pid))
+            # Name, cards, memory, two more: a name may have commas of its own.
+            size = _number(str(cells).rsplit(", ", 3)[1])
+            yield int(pid), size / (1 << 20) if size else None
 
 
-def _amd_cards(tool: str, pid: str) -> set[int]:
-    lines = _ask(tool, "--showpidgpus", pid, "--json")
-    return {int(number) for number in re.findall(r"\b\d+\b", lines.partition(pid)[2])}
+def _amd_cards(tool: str) -> dict[int, set[int]]:
+    """Which cards each process is on: that is never told as JSON."""
+    said = _ask(tool, "--showpidgpus")
+    return {int(pid): {int(n) for n in cards.split()} for pid, cards in _ON_CARDS.findall(said)}
 
 
 # -- Apple ---------------------------------------------------------------------------------------

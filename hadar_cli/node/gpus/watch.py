@@ -67,8 +67,9 @@ class GpuWatch:
         return is_more and not gpu["others"]
 
     def _leave_out_ours(self, card: str, gpu: dict[str, Any]) -> None:
-        """In a container the driver tells of no process, or of such as nobody knows there: then
-        what others hold while we are on the card is what they held before we came."""
+        """In a container the driver tells of no process, or of such as nobody knows there, and some
+        drivers tell of nobody how much he holds: then what others hold while we are alone on the
+        card, as far as is known, is what they held before we came."""
         lock = CardLock(card)
         is_ours = lock.is_held() and lock.note().get("at") == str(self._run)
         if not is_ours:
@@ -77,6 +78,8 @@ class GpuWatch:
             before = self._before.setdefault(card, 0.0)
             gpu["others_mb"] = None if before is None else min(before, gpu["others_mb"])
             gpu["others"] = []
+        elif gpu["others_mb"] is None and not gpu["others"]:
+            gpu["others_mb"] = self._before.get(card)
 
 
 def _gist(seen: dict[str, Any]) -> object:
