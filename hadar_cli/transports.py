@@ -47,16 +47,25 @@ def access_to(
     if node.slurm and run:
         from hadar_cli.slurm.transport import SlurmTransport
 
-        name = run.directory.name
-        there = SlurmTransport(node, name, directory_of(node, name), _way_to(node))
+        there = SlurmTransport(node, label_of(run), _place_of(run, node), _way_to(node))
         return RemoteAccess(node, there)
     if node.ray:
         from hadar_cli.ray_cluster.transport import RayTransport
 
-        of_run = run.directory.name if run else None
-        place = directory_of(node, of_run) if of_run else ""
-        return RemoteAccess(node, RayTransport(node, of_run, place))
+        if not run:
+            return RemoteAccess(node, RayTransport(node))
+        return RemoteAccess(node, RayTransport(node, label_of(run), _place_of(run, node)))
     return RemoteAccess(node, _way_to(node))
+
+
+def label_of(run: RunStore) -> str:
+    """By what a cluster's users tell its machines' runs apart. Another directory, or another user,
+    may have a run of the same name, and each head ends what carries its own."""
+    return f"{run.directory.name}.{run.facts.token[:6]}"
+
+
+def _place_of(run: RunStore, node: Node) -> str:
+    return directory_of(node, run.directory.name)
 
 
 def _rented(node: Node, run: RunStore | None, may_start: bool) -> RemoteAccess:
@@ -135,7 +144,7 @@ def give_back(node: Node, runs: Sequence[RunStore]) -> GivenBack:
     if node.ray:
         from hadar_cli.ray_cluster.transport import give_back_keepers
 
-        return GivenBack(*give_back_keepers(node, [run.directory.name for run in runs]))
+        return GivenBack(*give_back_keepers(node, [label_of(run) for run in runs]))
     if node.aws:
         from hadar_cli.aws.transport import end_instances
 
@@ -145,8 +154,8 @@ def give_back(node: Node, runs: Sequence[RunStore]) -> GivenBack:
         return GivenBack()
     from hadar_cli.slurm.transport import give_back_allocations
 
-    names = [run.directory.name for run in runs]
-    return GivenBack(*give_back_allocations(node, names, _way_to(node)))
+    labels = [label_of(run) for run in runs]
+    return GivenBack(*give_back_allocations(node, labels, _way_to(node)))
 
 
 def _way_to(node: Node) -> Transport:

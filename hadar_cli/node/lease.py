@@ -2,6 +2,10 @@
 
 The agent renews it in the run's directory, and in memory where there is some to share: a disk
 that is full, read-only or stalled is no sign that the head is gone. The newer one of both holds.
+
+Machines may share that disk, and a node may be another machine after a while. Their clocks have
+nothing in common: what one of them wrote renews nothing on another, which can tell its age only by
+the disk's own time.
 """
 
 from __future__ import annotations
@@ -10,11 +14,22 @@ import hashlib
 import os
 import stat
 import time
+import zlib
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - opened with care: any user of the machine can write there
 _LONGEST = 40
+
+
+@cache
+def boot() -> int:
+    """Of which start of which machine; 0 where that cannot be told."""
+    try:
+        return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    except OSError:
+        return 0
 
 
 class Lease:
@@ -27,7 +42,7 @@ class Lease:
     def renew(self) -> None:
         """On the disk; OSError where it takes nothing."""
         part = self._path.with_name(f"{self._path.name}.part")
-        part.write_text(repr(time.monotonic()))
+        part.write_text(f"{boot()} {time.monotonic()!r}")
         part.replace(self._path)
 
     def renew_in_memory(self) -> None:
@@ -43,7 +58,8 @@ class Lease:
     def renewed_at(self) -> float:
         """On the node's monotonic clock; 0 where it never was."""
         with suppress(OSError, ValueError):
-            self._seen = max(self._seen, float(self._path.read_text()))
+            machine, moment = self._path.read_text().split()
+            self._seen = max(self._seen, float(moment) if int(machine) == boot() else 0.0)
         with suppress(OSError, ValueError):
             descriptor = _open(self._in_memory, os.O_RDONLY)
             try:
@@ -52,10 +68,39 @@ class Lease:
                 os.close(descriptor)
         return self._seen
 
+    def is_fresh(self, for_s: float) -> bool:
+        """Whether a head renewed it here within that time."""
+        return time.monotonic() < self.renewed_at() + for_s
+
+    def is_fresh_elsewhere(self, for_s: float) -> bool:
+        """Whether a head renewed it within that time on another machine with the same disk."""
+        try:
+            if int(self._path.read_text().split()[0]) == boot():
+                return False
+            return _disk_now(self._path) < self._path.stat().st_mtime + for_s
+        except (OSError, ValueError, IndexError):
+            return False
+
+    def end(self) -> None:
+        """The head has left in order: nobody need wait for it to expire."""
+        self.forget()
+        with suppress(OSError):
+            self._path.unlink()
+
     def forget(self) -> None:
         """What is in memory, where no run's directory would take it along."""
         with suppress(OSError):
             self._in_memory.unlink()
+
+
+def _disk_now(beside: Path) -> float:
+    """By the clock that stamps the files there. A new file also has a network's disk look anew."""
+    probe = beside.with_name(f"{beside.name}.{os.getpid()}.now")
+    probe.touch()
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()
 
 
 def _in_memory(path: Path) -> Path:

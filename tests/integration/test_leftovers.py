@@ -10,6 +10,7 @@ import pytest
 
 from hadar_cli.node.agent import leftovers, processes
 from hadar_cli.node.agent.leftovers import Place
+from hadar_cli.node.lease import boot
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -125,7 +126,7 @@ def test_a_reused_pid_is_not_taken_for_a_worker(node):
 @pytest.mark.parametrize(("age_s", "driven"), [(1.0, ["one"]), (1000.0, [])])
 def test_a_run_is_driven_while_its_lease_is_renewed(node, age_s, driven):
     directory = node.run("one")
-    (directory / "lease").write_text(repr(time.monotonic() - age_s))
+    (directory / "lease").write_text(f"{boot()} {time.monotonic() - age_s!r}")
     assert leftovers.driven(Place(node.base, "t4")) == []  # nothing of it lives
     node.worker(directory)
     assert leftovers.driven(Place(node.base, "t4")) == driven

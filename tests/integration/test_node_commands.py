@@ -15,6 +15,7 @@ from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core.model import Gpu, Job, Mix, Node
 from hadar_cli.core.politeness import Objection
 from hadar_cli.node.agent import processes
+from hadar_cli.node.lease import Lease
 from hadar_cli.runs.store import RunFacts, RunStore
 from hadar_cli.visits.inspection import find_objections
 from tests.support.lab import running
@@ -243,7 +244,7 @@ def test_clean_keeps_away_from_a_run_at_work(hadar, lab, bare, run):
             code, _, err = hadar("clean", *words, "--yes")
             assert code == 5 and "hadar cancel r1" in err
     lease = lab.nodes[0].home / ".hadar" / "runs" / "r1" / lab.names[0] / "lease"
-    lease.write_text(repr(time.monotonic()))
+    Lease(lease).renew()
     code, _, err = hadar("clean", "-n", bare, "--runs-dir", "another", "--yes")
     assert code == 3 and "another hadar uses this node, for run r1" in err
     assert processes.start_time(stray)

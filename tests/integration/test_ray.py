@@ -14,8 +14,9 @@ from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
 from hadar_cli.node.agent import processes
-from hadar_cli.ray_cluster.transport import RayTransport
+from hadar_cli.ray_cluster.transport import RayTransport, keeper_name
 from hadar_cli.runs.store import find_run
+from hadar_cli.transports import label_of
 from tests.integration.test_slurm import (
     MIX,
     STARTED,
@@ -101,7 +102,8 @@ def test_a_run_survives_what_befalls_actors_streams_workers_and_its_head(lab, tm
     assert set(lab.keepers()) == keepers, "the keepers were found again"
 
     wait_until(lambda: trainers(lab.workdir, two))
-    kill_actor(lab, f"hadar:r:{two}")
+    label = label_of(find_run(tmp_path / "runs", "r"))
+    kill_actor(lab, keeper_name(label, two))
     wait_until(lambda: len(set(lab.keepers()) - keepers) == 1)
     merges_on(tmp_path, 2)
     assert head.poll() is None, head.communicate()[1]

@@ -9,6 +9,7 @@ import pytest
 
 from hadar_cli.node.agent.nursery import Nursery
 from hadar_cli.node.agent.supervisor import WorkerSpec
+from hadar_cli.node.lease import Lease
 
 
 class Bench:
@@ -22,7 +23,7 @@ class Bench:
 
     def run(self, script: str) -> None:
         (self.here / "train.py").write_text(script)
-        (self.here / "lease").write_text(repr(time.monotonic()))
+        Lease(self.here / "lease").renew()
         variables = {
             "HADAR_STEPS": "1",
             "HADAR_SLICES": "0:1",

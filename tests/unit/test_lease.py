@@ -1,5 +1,6 @@
 """The head's lease on a node: on its disk, and in memory for when that takes nothing."""
 
+import os
 import time
 from pathlib import Path
 
@@ -68,6 +69,50 @@ def test_a_link_in_its_place_is_neither_read_nor_written(memory, run, tmp_path):
 
 def test_cleaning_leaves_nothing_in_memory_and_knows_who_is_at_work_by_it(memory, run):
     Lease(run / "lease").renew_in_memory()
-    assert leftovers._is_leased(run)
+    assert Lease(run / "lease").is_fresh(20.0)
     leftovers.remove(leftovers.Place(Path(run).parents[1], "node", "r"))
     assert not list(memory.iterdir())
+
+
+def written_elsewhere(run, age_s=0.0):
+    """As another machine, which has been up for years, renewed it."""
+    (run / "lease").write_text("7 99999999.0")
+    then = time.time() - age_s
+    os.utime(run / "lease", (then, then))
+
+
+def test_what_another_machine_with_the_same_disk_wrote_renews_nothing_here(memory, run):
+    written_elsewhere(run)
+    assert Lease(run / "lease").renewed_at() == 0.0
+    assert not Lease(run / "lease").is_fresh(20.0)
+
+
+def test_by_the_disk_s_own_time_a_head_at_work_on_another_machine_is_seen(memory, run):
+    held = Lease(run / "lease")
+    assert not held.is_fresh_elsewhere(20.0)
+    held.renew()
+    assert not held.is_fresh_elsewhere(20.0)
+    written_elsewhere(run)
+    assert held.is_fresh_elsewhere(20.0)
+    written_elsewhere(run, age_s=25.0)
+    assert not held.is_fresh_elsewhere(20.0)
+    assert [file.name for file in run.iterdir()] == ["lease"]
+
+
+def test_a_head_that_left_in_order_leaves_no_lease(memory, run):
+    held = Lease(run / "lease")
+    held.renew()
+    held.renew_in_memory()
+    held.end()
+    assert not list(run.iterdir()) and not list(memory.iterdir())
+
+
+def test_a_login_node_sees_whose_runs_are_at_work_before_it_removes_what_they_share(memory, run):
+    base, workdir = run.parents[1], run.parents[2]
+    another = base / "other" / "another-node"
+    another.mkdir(parents=True)
+    written_elsewhere(another)
+    assert leftovers.driven(leftovers.Place(base, "node")) == [], "its own files may go"
+    assert leftovers.driven(leftovers.Place(base, "node", workdir=workdir)) == ["other"]
+    written_elsewhere(run)
+    assert leftovers.driven(leftovers.Place(base, "node", "r")) == ["r"]

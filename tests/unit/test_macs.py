@@ -14,6 +14,7 @@ import pytest
 
 from hadar_cli.node.agent import processes
 from hadar_cli.node.agent.probe import accelerator, gpu_names
+from hadar_cli.node.lease import Lease
 
 ROOT = Path(__file__).parents[2]
 NURSERY = f"""
@@ -58,7 +59,7 @@ def test_processes_are_known_by_ps(without_proc):
 
 def test_a_worker_is_a_new_interpreter_where_forks_are_not_safe(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "lease").write_text(repr(time.monotonic()))
+    Lease(tmp_path / "lease").renew()
     directory = tmp_path / "worker"
     (directory / "orders").mkdir(parents=True)
     order = {"HADAR_SECONDS_LEFT": "60", "HADAR_ISSUED_AT": repr(time.monotonic())}

@@ -120,7 +120,7 @@ def test_what_stands_after_a_script_s_last_result_is_let_finish(tmp_path):
     (orders / "1.json").write_text(json.dumps(order.variables()))
     lease = tmp_path / "run" / "lease"
     lease.parent.mkdir()
-    lease.write_text(str(time.monotonic()))
+    Lease(lease).renew()
     words = f"""
 import json, os, signal, time
 from pathlib import Path

@@ -26,7 +26,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -162,7 +161,7 @@ class Agent:
             if request["do"] == "stop":  # even where no lease can be written any more
                 self.stop_workers(float(request["grace_s"]))
                 self._nursery.end()
-                self.lease.forget()
+                self.lease.end()
                 _remove(self._run / "objects")  # a resumed head sends what it needs
                 return {}
             self.renew()
@@ -293,7 +292,8 @@ def _check_fence(run: Path, request: Message) -> bool:
         if int(fence.get("epoch", 0)) > request["epoch"]:
             raise Superseded("a newer head has taken over this run")
         return False
-    if time.monotonic() < Lease(run / "lease").renewed_at() + float(request["lease_s"]):
+    lease, lease_s = Lease(run / "lease"), float(request["lease_s"])
+    if lease.is_fresh(lease_s) or lease.is_fresh_elsewhere(lease_s):
         raise Superseded("another run of this name is at work here: give yours another --name")
     return True
 
@@ -309,8 +309,11 @@ def _remove(files: Path) -> None:
 @contextmanager
 def _locked(run: Path) -> Iterator[None]:
     """One request at a time, whichever connection it came by: a fence that holds."""
-    # For reading: a disk that has turned read-only is no reason not to be stopped.
-    descriptor = os.open(run / "fence.lock", os.O_RDONLY | os.O_CREAT, 0o600)
+    path = run / "fence.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # NFS would lock no other
+    except OSError:  # a disk that has turned read-only is no reason not to be stopped
+        descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -18,6 +18,7 @@ import importlib
 import io
 import json
 import os
+import secrets
 import shutil
 import sys
 import tarfile
@@ -70,7 +71,8 @@ def private_directory(workdir: str, *names: str) -> Path:
 
 def unpack(archive: IO[bytes], target: Path) -> None:
     """Makes ``target`` of a tar archive of plain files, whole or not at all."""
-    scratch = target.with_name(f"{target.name}.{os.getpid()}.part")
+    # Other machines may share the disk: a pid would not tell them apart.
+    scratch = target.with_name(f"{target.name}.{secrets.token_hex(6)}.part")
     try:
         scratch.mkdir(mode=0o700)
         with tarfile.open(fileobj=archive, mode="r:") as tar:
@@ -78,10 +80,16 @@ def unpack(archive: IO[bytes], target: Path) -> None:
                 _unpack_file(tar, member, scratch)
         scratch.rename(target)
     except OSError:
-        if not target.is_dir():  # or else another connection was first
+        if not is_listed(target):  # or else another connection was first
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def is_listed(path: Path) -> bool:
+    """Whether it is there by a new look into its folder: a network's disk remembers for half a
+    minute that another machine had not made it yet."""
+    return path.name in os.listdir(path.parent)  # noqa: PTH208
 
 
 def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:

@@ -64,6 +64,15 @@ class Place:
             if directory.is_dir() and not directory.is_symlink():
                 yield name, directory
 
+    def users(self) -> Iterator[tuple[str, Path]]:
+        """Whoever uses what ``place`` has: its runs; with what is shared, all nodes' runs."""
+        if not self.workdir:
+            yield from self.runs()
+            return
+        for other in self.base.glob("/".join(("*", *Path(self.tail).parts[:-1], "*"))):
+            if other.is_dir() and not other.is_symlink():
+                yield other.relative_to(self.base).parts[0], other
+
 
 def measure(place: Place) -> dict[str, Any]:
     """Bytes and processes, run by run and in all."""
@@ -81,8 +90,12 @@ def measure(place: Place) -> dict[str, Any]:
 
 
 def driven(place: Place) -> list[str]:
-    """Runs that a head is at work on: it renewed its lease just now, and its copies live."""
-    return [name for name, there in place.runs() if _is_leased(there) and living(there)]
+    """Runs that a head is at work on: it renewed its lease just now, and its copies live.
+
+    Where what runs share is to go, those of other nodes with the same disk count as well. On a
+    machine that merely shares the disk, such as a login node, copies cannot be seen.
+    """
+    return sorted({name for name, there in place.users() if _is_driven(there)})
 
 
 def stop(place: Place) -> None:
@@ -165,8 +178,10 @@ def _holders(file: str) -> Iterator[int]:
                 yield int(path.parts[2])
 
 
-def _is_leased(directory: Path) -> bool:
-    return time.monotonic() - Lease(directory / "lease").renewed_at() < _LEASE_S
+def _is_driven(directory: Path) -> bool:
+    lease = Lease(directory / "lease")
+    is_here = lease.is_fresh(_LEASE_S) and bool(living(directory))
+    return is_here or lease.is_fresh_elsewhere(_LEASE_S)
 
 
 def _bytes(directory: Path) -> int:

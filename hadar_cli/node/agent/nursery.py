@@ -126,7 +126,7 @@ class SharedNursery(Nursery):
         self._folder = folder / hashlib.sha256(alike).hexdigest()[:12]
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log, self._imports = self._folder / "nursery.log", imports
-        self._users = (self._folder / "users").open("w")
+        self._users = (self._folder / "users").open("a+")  # NFS locks for both ways only so
         self._mine: subprocess.Popen[bytes] | None = None
         self._known, self._lines = (0, 0), -1
         self._begin_again()

@@ -13,8 +13,9 @@ import sys
 import time
 import zlib
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
+
+from hadar_cli.node.lease import boot
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,15 +36,7 @@ def start_time(pid: int) -> int | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else _boot() << _TICK_BITS | int(fields[19])
-
-
-@cache
-def _boot() -> int:
-    try:
-        return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
-    except OSError:
-        return 0
+    return None if fields[0] in "ZX" else boot() << _TICK_BITS | int(fields[19])
 
 
 def is_alive(pid: int, started: int) -> bool:
@@ -52,7 +45,7 @@ def is_alive(pid: int, started: int) -> bool:
 
 def kill_group(pid: int, started: int, signum: int = signal.SIGKILL) -> None:
     """Signals the group that ``pid`` led; whoever merely reuses its number is left alone."""
-    if started >> _TICK_BITS == _boot() * _LINUX and start_time(pid) in (started, None):
+    if started >> _TICK_BITS == boot() * _LINUX and start_time(pid) in (started, None):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signum)
 

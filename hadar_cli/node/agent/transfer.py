@@ -38,7 +38,7 @@ from typing import Any
 if __name__ == "__main__":  # run by its path, on this computer
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from hadar_cli.node.agent.bootstrap import answer, private_directory, unpack
+from hadar_cli.node.agent.bootstrap import answer, is_listed, private_directory, unpack
 from hadar_cli.node.agent.plain_files import open_plain
 from hadar_cli.node.files import datasets
 from hadar_cli.node.files.outputs import list_outputs
@@ -192,7 +192,7 @@ def _unpack(request: Message) -> str:
                 unpack(file, code)
         archive.unlink(missing_ok=True)
     except FileNotFoundError:
-        if not code.is_dir():  # else another connection has unpacked it meanwhile
+        if not is_listed(code):  # else another connection has unpacked it meanwhile
             raise
     return str(code)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tarfile
 from collections.abc import Iterable
@@ -87,7 +88,7 @@ def take_in_pack(archive: Path, workdir: Path) -> None:
                 raise ValueError(f"the pack holds {member.name!r}, which is no content")
             path = content_path(workdir, member.name)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part = path.with_name(f"{path.name}.{os.getpid()}.pack")
+            part = path.with_name(f"{path.name}.{secrets.token_hex(6)}.pack")
             try:
                 with part.open("wb") as file:
                     shutil.copyfileobj(content, file, _CHUNK)
