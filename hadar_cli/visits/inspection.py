@@ -209,6 +209,8 @@ def _inspect(seen: Inspection, runs: Path, deadline_s: float) -> None:
         seen.stage = "asking AWS"
         seen.notes.append(check_request(seen.node))
         return
+    # Of Slurm at last: its login node is a machine to look at, whatever the queue says.
+    told = "" if seen.node.slurm else check_request(seen.node)
     with visiting(seen.node, runs, deadline_s) as visit:
         seen.stage = "measuring"
         seen.round_trip_s = min(visit.echo_s() for _ in range(3))
@@ -223,14 +225,12 @@ def _inspect(seen: Inspection, runs: Path, deadline_s: float) -> None:
         _judge(seen, seen.facts)
         seen.stage = _IMPORTING
         seen.torch = read_as(visit.ask("torch"), Torch)
-        if seen.node.is_allotted:
+        if seen.node.ray:
+            seen.notes.append(f"it is Ray's {told}")
+        elif seen.node.slurm:
             seen.stage = "asking for an allocation"
             told = check_request(seen.node)
-            seen.notes.append(
-                f"it is Ray's {told}"
-                if seen.node.ray
-                else f"seen from its login node; it would start at {told}"
-            )
+            seen.notes.append(f"seen from its login node; it would start at {told}")
         elif seen.torch.accelerator:
             seen.stage = "computing on its GPUs"
             seen.kernels = read_as(visit.ask("kernels"), _Kernels).kernels

@@ -17,6 +17,7 @@ from hadar_cli.node.agent import processes
 from hadar_cli.ray_cluster.transport import RayTransport, keeper_name
 from hadar_cli.runs.store import find_run
 from hadar_cli.transports import label_of
+from hadar_cli.visits.inspection import inspect
 from tests.integration.test_slurm import (
     MIX,
     STARTED,
@@ -163,6 +164,10 @@ def test_a_cluster_that_is_not_there_is_told_with_what_to_do(tmp_path):
     (tmp_path / "nodes.toml").write_text('[ray]\nname = "a"\nhost = "ray:127.0.0.2:1"\n')
     complaint = " ".join(hadar(tmp_path, "run", "mix.yaml", expect=2).split())
     assert "no Ray at ray:127.0.0.2:1" in complaint and "ray start --head" in complaint
+    _, checked = inspect(read_nodes(tmp_path / "nodes.toml"), tmp_path, 60.0)
+    [seen] = checked
+    assert "no Ray at ray:127.0.0.2:1" in seen.problems[0].what
+    assert "ray start --head" in seen.problems[0].fix
 
 
 def test_a_copy_is_shown_the_actor_s_own_card(lab):
