@@ -7,8 +7,13 @@ import stat
 
 import pytest
 
+from hadar_cli.config.inventory import read_nodes
+from hadar_cli.core.model import Job, Launch
+from hadar_cli.core.steps import StepSet
+from hadar_cli.engine.ports import CopyOrder
 from hadar_cli.node.contract import Card
 from hadar_cli.node.gpus.cards import CardLock, environment, threads, visible
+from hadar_cli.nodes.orders import order_request
 
 
 @pytest.mark.parametrize(
@@ -45,6 +50,22 @@ def test_a_worker_sees_its_card_and_takes_its_part_of_the_cores_unless_told_othe
         Card(1, None, 1000), {"OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": "4,5"}
     )
     assert (env["OMP_NUM_THREADS"], shown) == ("7", "5")
+
+
+def test_an_order_says_which_card_of_the_inventory_it_is_for_and_how_many_share_the_cores(tmp_path):
+    cards = ('{ model = "T4" }', '{ model = "T4", index = 5 }', '{ model = "T4", uuid = "MIG-7" }')
+    table = f'[[node]]\nname = "lab"\nhost = "lab"\ngpus = [{", ".join(cards)}]\n'
+    (tmp_path / "nodes.toml").write_text(table)
+    [node] = read_nodes(tmp_path / "nodes.toml")
+    launch, steps = Launch(script="train.py"), StepSet.of([(0, 1)])
+    job = Job(0, "job", 1000, 8, launch=launch)
+    asked = []
+    for device in node.devices:
+        order = CopyOrder("a", job, device.name, steps, 60.0, None, 1, 1, 1, 0, 1, 1)
+        start = order_request(order, "w", node, launch, "").start
+        assert start
+        asked.append(start.card)
+    assert asked == [Card(0, None, 3), Card(5, None, 3), Card(2, "MIG-7", 3)]
 
 
 def test_a_card_has_one_holder_and_the_others_read_who(tmp_path):
