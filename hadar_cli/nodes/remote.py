@@ -37,6 +37,9 @@ from hadar_cli.project.requirements import Requirements
 from hadar_cli.runs.store import RunStore
 
 DEFAULT_WORKDIR = "~/.hadar"
+# What a Python says of itself that is too old; of Python 2, that its first option is unknown.
+_VERSION = re.compile(r"^(\d+\.\d+\.\S+) \(", re.MULTILINE)
+_PYTHON_2 = "Unknown option: -I"
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./~+-]+")
 _BULK_BYTES = 8 << 20  # from here on, opening a bulk stream pays
 _FILES_S = 60.0  # of waiting for more of a file, or for its hash
@@ -77,11 +80,13 @@ class RemoteAccess:
         try:
             wire = self._become(stream, part)
         except LinkLostError as error:
-            complaint = said(stream.complaint() or str(error))
-            raise LinkLostError(
-                f"{self.node.python or 'python3'} does not start there: {complaint}",
-                fix="set python in nodes.toml to one that has torch and safetensors",
-            ) from error
+            python, complaint = self.node.python or "python3", stream.complaint() or str(error)
+            what = f"{python} does not start there: {said(complaint)}"
+            if (version := _VERSION.search(complaint)) or _PYTHON_2 in complaint:
+                number = version[1] if version else "2"
+                what = f"{python} is Python {number} there: hadar needs 3.10 or newer"
+            fix = "set python in nodes.toml to one that has torch and safetensors"
+            raise LinkLostError(what, fix=fix) from error
         stream.be_patient(patience_s)
         return wire
 

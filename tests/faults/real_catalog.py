@@ -233,8 +233,8 @@ def _python(path: str) -> Callable[[Site], object]:
 
 
 def _old_python(site: Site) -> None:
-    """One that chokes on today's grammar, as Python 2 does."""
-    words = '#!/bin/sh\necho "SyntaxError: invalid syntax" >&2\nexit 1\n'
+    """As Python 2 is started with the first option that we give."""
+    words = '#!/bin/sh\necho "Unknown option: -I" >&2\nexit 2\n'
     _python(str(site.furnish("python2", words)))(site)
 
 

@@ -1,9 +1,11 @@
 """Nodes behind real SSH servers: odd shells, wrong keys, cut connections, jump hosts."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -20,6 +22,7 @@ from hadar_cli.core.model import Job, Launch, Mix, Node
 from hadar_cli.core.reasons import Absence
 from hadar_cli.engine.ports import Failed, HandedIn, NodeBack, NodeGone, Progressed, Report
 from hadar_cli.errors import InputError, RefusedError
+from hadar_cli.node.agent.bootstrap import COMMAND
 from hadar_cli.nodes.executor import NodeExecutor
 from hadar_cli.nodes.remote import RemoteAccess, RemoteConnection, command_of
 from hadar_cli.nodes.session import decisions, returning
@@ -149,6 +152,33 @@ def test_a_missing_python_is_told_with_its_shells_words(nodes, store):
     with pytest.raises(LinkLostError, match=r"/no/python.*[Nn]o such file"):
         connection.open_agent(lambda message: None, lambda link: None)
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        ("3.9.18 (main, Jan  1 2024, 00:00:00) \n[GCC 11.4.1]", "3.9.18"),
+        ("Unknown option: -I", "2"),
+    ],
+)
+def test_a_python_that_is_too_old_is_told_with_its_version(nodes, store, tmp_path, says, version):
+    """The first words that are sent to it make it say so: it could read nothing else."""
+    old = tmp_path / "python3"
+    old.write_text(f"#!/bin/sh\necho motd >&2; printf '{says}\\n' >&2\nexit 1\n")
+    old.chmod(0o700)
+    connection = connection_to(replace(nodes[0], python=str(old)), store)
+    with pytest.raises(LinkLostError, match=rf"is Python {version} there: hadar needs 3\.10"):
+        connection.open_agent(lambda message: None, lambda link: None)
+    connection.close()
+
+
+def test_the_first_words_to_a_python_make_an_old_one_tell_its_version():
+    """With an interpreter that takes itself for an old one: those are rare where tests run."""
+    words = shlex.split(COMMAND)
+    assert "sys.version_info<(3,10)" in words[2]
+    aged = words[2].replace("sys.version_info<", "(3,6)<")
+    done = subprocess.run([sys.executable, *words[:2], aged], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.split()[0]) == (1, sys.version.split()[0])
 
 
 @pytest.mark.parametrize("python", ["python3; rm -rf /", "$(id)", "a b", "py'thon"])

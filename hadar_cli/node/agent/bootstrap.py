@@ -25,7 +25,11 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-COMMAND = "-I -c 'import io,json;exec(json.loads(io.FileIO(0,closefd=False).readline()))'"
+# A Python that is too old says which it is: it could not even read what follows.
+COMMAND = (
+    "-I -c 'import io,json,sys;sys.version_info<(3,10)and sys.exit(sys.version);"
+    "exec(json.loads(io.FileIO(0,closefd=False).readline()))'"
+)
 MARK = "@hadar "  # in front of every answer, so that login noise is never read as one
 _LARGEST_PACKAGE = 64 << 20
 
