@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -48,6 +48,7 @@ def conduct(
     way_on = f"continue with: hadar resume {store.directory.name}{_folder(store)}"
     try:
         with (
+            _problems_told(store),
             _observed(store, observe, notify) as watchers,
             _view(store, live=can_show_live() and not as_json and not no_live) as view,
         ):
@@ -64,6 +65,17 @@ def conduct(
         raise UnfinishedError(told, fix=f"mend the cause, then {way_on}") from error
     _summarise(store, as_json)
     _tell_of_jobs_cut_short(store)
+
+
+@contextmanager
+def _problems_told(store: RunStore) -> Iterator[None]:
+    """What did not come home, or may still be held for the run: however it ends."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            told = (store.directory / "out" / "problems.txt").read_text()
+            stderr().print(escape(told.rstrip()))
 
 
 def _folder(store: RunStore) -> str:
@@ -157,5 +169,3 @@ def _summarise(store: RunStore, as_json: bool) -> None:
     out = store.directory / "out"
     if any(path.is_dir() for path in out.glob("*")):
         stdout().print(f" What scripts left: {out}/")
-    if (out / "problems.txt").exists():
-        stderr().print(escape((out / "problems.txt").read_text().rstrip()))

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from hadar_cli.assembly import connect
@@ -192,8 +193,10 @@ class RayPlace(RealPlace):
     @staticmethod
     def end(lab: RayLab) -> None:
         """All of these places are one run, as far as Ray can tell: its keepers stay until now."""
-        for name in ("one", "two"):
-            give_back(replace(read_nodes(lab.inventory)[0], name=name), [RunStore(Path("r"))])
+        with TemporaryDirectory() as folder:
+            store = _store(Path(folder), ())
+            for name in ("one", "two"):
+                give_back(replace(read_nodes(lab.inventory)[0], name=name), [store])
         assert lab.keepers() == []
 
 

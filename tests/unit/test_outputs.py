@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from hadar_cli.assembly import Interrupted
+from hadar_cli.cli import conduct
 from hadar_cli.core import events
-from hadar_cli.core.model import Job, Node
+from hadar_cli.core.model import Job, Mix, Node
+from hadar_cli.core.slurm import SlurmRequest
+from hadar_cli.core.state import RunState
 from hadar_cli.node.files.outputs import list_outputs
 from hadar_cli.nodes.supply import outputs
+from hadar_cli.nodes.supply.output_collector import OutputCollector
 from hadar_cli.nodes.supply.outputs import bring_home, read_list
-from hadar_cli.nodes.wire import AgentError
+from hadar_cli.nodes.wire import AgentError, LinkLostError
 from hadar_cli.runs.leaders import Leaders
+from hadar_cli.runs.store import RunFacts, RunStore
 
 JOB = Job(3, "job", 10, 8)
 
@@ -144,3 +150,39 @@ def test_the_copy_with_most_steps_of_the_last_merge_leads():
     assert Leaders([*first, merged]).by_job == {3: "one"}
     again = events.WeightsMerged(2, 3, 2, "w", ("c", "d"))
     assert Leaders([*first, merged, *last, again]).by_job == {3: "two"}
+
+
+class Lent:
+    """A node that somebody else allots, and may not take back."""
+
+    def __init__(self) -> None:
+        self.node = Node("a", "local", slurm=SlurmRequest(time="10"))
+        self.why = "Slurm's squeue does not answer"
+
+    def give_back(self) -> None:
+        if self.why:
+            raise LinkLostError(self.why)
+
+
+def test_what_is_still_held_is_told_however_a_run_ends_and_only_as_long(
+    tmp_path, monkeypatch, capsys
+):
+    store = RunStore.create(tmp_path, RunFacts("r", Mix("m", (JOB,)), (), "", ""))
+    store.journal_path.touch()
+    lent = Lent()
+
+    def drive(*_: object) -> None:
+        OutputCollector(store, RunState([JOB]), [lent], lambda node: lent).end(brings_all=False)
+        raise Interrupted
+
+    monkeypatch.setattr(conduct, "drive", drive)
+    monkeypatch.setattr(conduct, "_kept", lambda store: "saved")
+
+    def told() -> str:
+        with pytest.raises(SystemExit):
+            conduct.conduct(store, as_json=False, no_live=True)
+        return " ".join(capsys.readouterr().err.split())
+
+    assert "a: Slurm's squeue does not answer" in (words := told()) and "hadar clean r" in words
+    lent.why = ""
+    assert "squeue" not in told()

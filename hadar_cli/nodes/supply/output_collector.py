@@ -54,10 +54,13 @@ class OutputCollector(Observer):
     def end(self, brings_all: bool, keeps: Collection[str] = ()) -> None:
         """What is allotted to the run, but for what it ``keeps``, is given back in any case."""
         left = [one for one in self._connections if one.node.name not in keeps]
-        problems = [*(self._bring_all() if brings_all else ()), *_give_back(left)]
+        run = self._store.directory.name
+        problems = [*(self._bring_all() if brings_all else ()), *_give_back(left, run)]
+        note = self._folder / "problems.txt"
+        note.unlink(missing_ok=True)  # of an earlier end
         if problems:
             self._folder.mkdir(exist_ok=True)
-            (self._folder / "problems.txt").write_text("\n".join(problems) + "\n")
+            note.write_text("\n".join(problems) + "\n")
 
     def _bring_all(self) -> Sequence[str]:
         wanted: dict[str, list[Job]] = {}
@@ -72,14 +75,15 @@ class OutputCollector(Observer):
         return problems
 
 
-def _give_back(connections: Sequence[Connection]) -> list[str]:
+def _give_back(connections: Sequence[Connection], run: str) -> list[str]:
     """Machines that were allotted to the run, to whoever allots them; what went wrong."""
 
     def give_back(connection: Connection) -> str:
         try:
             connection.give_back()
         except HadarError as error:
-            return f"{connection.node.name}: {error}; its allocation ends by itself when idle"
+            name = connection.node.name
+            return f"{name}: {error}; what is held or asked for there goes on: hadar clean {run}"
         return ""
 
     lent = [connection for connection in connections if connection.node.is_allotted]
