@@ -182,7 +182,8 @@ class _Head:
         self._home = OutputCollector(store, state, self._connections, self._visit)
         needs = _Needs(state, now, renters(facts.nodes, store))
         told = watch(state, rates, now)
-        observer = Observers([told, Housekeeper(store, state), self._home, needs, interrupts])
+        self._housekeeper = Housekeeper(store, state)
+        observer = Observers([told, self._housekeeper, self._home, needs, interrupts])
         waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
         merger = StoreConsolidator(store, doubted=filter(None, waiting))
         names = [device.name for device in devices]
@@ -203,6 +204,7 @@ class _Head:
     def train(self) -> None:
         """Trains all there is, and what comes while it does."""
         state, observer, facts = self._state, self._observer, self._facts
+        self._housekeeper.put_out_trained()
         jobs = [job.job for job in (*state.unfinished, *state.resting)]
         unprepared = prepare(self._connections, jobs, observer.preparing, observer.tick)
         for device in self._devices:

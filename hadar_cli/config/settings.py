@@ -26,15 +26,14 @@ class Channel:
     command: tuple[str, ...] = ()
     webhook: str = ""
     desktop: bool = False
+    source: str = ""  # the file that holds the webhook's address
 
     @property
     def name(self) -> str:
         """For messages, which must not tell the address."""
-        return f"command {self.command[0]}" if self.command else self._kind
-
-    @property
-    def _kind(self) -> str:
-        return "webhook" if self.webhook else "desktop"
+        if self.command:
+            return f"command {self.command[0]}"
+        return f"the webhook of {self.source}" if self.webhook else "desktop"
 
 
 def settings_path() -> Path:
@@ -69,7 +68,7 @@ def parse_channel(word: str) -> Channel:
         address = read_text(path).strip()
         if not _is_address(address):
             raise InputError("holds no http address", file=str(path), field="--notify")
-        return Channel(webhook=address)
+        return Channel(webhook=address, source=rest)
     fix = "use desktop, command:WORDS or webhook:FILE"
     raise InputError(f"{word!r} is no way to notify", field="--notify", fix=fix)
 
@@ -84,7 +83,8 @@ def _channel(row: dict[str, Any], spot: Spot) -> Channel:
     if row.get("command") and not words:
         raise spot.inside("command").error("cannot be divided into words", "Close the quotes.")
     on = tuple(row.get("on", OCCASIONS))
-    return Channel(on, words, row.get("webhook", ""), row.get("desktop", False))
+    source = f"{spot.document.file}:{spot.line}"
+    return Channel(on, words, row.get("webhook", ""), row.get("desktop", False), source)
 
 
 def _divided(command: str) -> tuple[str, ...]:

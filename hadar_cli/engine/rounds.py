@@ -333,8 +333,8 @@ class RoundLoop:
         if not idle or not self._held.busy:
             return
         stints = self._policy.plan(self._views.of(idle, self._mix.slot_s, past_solo=True))
-        for stint in {stint.device: stint for stint in reversed(stints)}.values():
-            self._prepare(stint)
+        for device, stint in {stint.device: stint for stint in reversed(stints)}.items():
+            self._prepare(device, stint)
 
     def _is_of_use(self, device: str) -> bool:
         """Whether the process that waits on the device is of a job that still has work."""
@@ -345,11 +345,12 @@ class RoundLoop:
         """Devices that wait for a meeting of copies they are to join have time to get ready."""
         if self._round.ends_at - self._executor.now() > self._held.start_cost_s:
             for device in devices:
-                self._prepare(self._round.next_of(device))
+                self._prepare(device, self._round.next_of(device))
 
-    def _prepare(self, stint: Stint | None) -> None:
+    def _prepare(self, device: str, stint: Stint | None) -> None:
+        """Of a gang's devices, this one: others of them may be at work."""
         if stint and not self._views.is_too_dear(stint, self._round.is_elsewhere):
-            self._side_tasks.prepare(stint.device, self._state.jobs[stint.job])
+            self._side_tasks.prepare(device, self._state.jobs[stint.job])
 
     # -- what comes back ---------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import queue
 import shutil
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
@@ -75,53 +76,74 @@ def _is_first_there(event: events.MilestonePassed, state: RunState) -> bool:
 
 
 class Notifier(Observer):
-    """Sends from a thread of its own: whoever does not answer holds up nobody."""
+    """Sends by each way from a thread of its own: whoever does not answer holds up nobody else."""
 
     def __init__(self, run: str, channels: Iterable[Channel], tell: Callable[[str], None]) -> None:
-        self._run, self._channels, self.tell = run, list(channels), tell
+        self._run, self.tell = run, tell
+        self._ways = [_Way(channel, self._warn) for channel in channels]
         self.state: RunState | None = None
-        self._waiting: queue.Queue[News | None] = queue.Queue(_MOST_WAITING)
-        self._thread: threading.Thread | None = None
-        self._told: set[str] = set()
 
     def happened(self, event: events.Event) -> None:
         if self.state and (what := occasion(event, self.state)):
             self.say(what, describe(event, self.state), event.t)
 
     def say(self, what: str, text: str, t: float) -> None:
-        if not any(what in channel.occasions for channel in self._channels):
+        news = News(self._run, what, f"run {self._run}: {text}"[:1000], t)
+        for way in self._ways:
+            way.take(news)
+
+    def end(self) -> None:
+        """Waits for what is under way, but not for ever."""
+        until = time.monotonic() + _TO_END_S
+        for way in self._ways:
+            way.close()
+        for way in self._ways:
+            way.join(max(0.0, until - time.monotonic()))
+
+    def _warn(self, who: str, why: str) -> None:
+        self.tell(f"warning: {who} could not notify: {why}; the run goes on")
+
+
+class _Way:
+    """A channel, what it has still to tell, and the thread that does, once there is anything."""
+
+    def __init__(self, channel: Channel, warn: Callable[[str, str], None]) -> None:
+        self._channel, self._warn = channel, warn
+        self._waiting: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._told: set[str] = set()
+
+    def take(self, news: News) -> None:
+        if news.event not in self._channel.occasions:
             return
+        if self._waiting.qsize() >= _MOST_WAITING and news.event != "end":
+            self._tell("too many at once, some were left out")
+            return
+        self._waiting.put(news)
         if not self._thread:
             self._thread = threading.Thread(target=self._work, daemon=True)
             self._thread.start()
-        try:
-            self._waiting.put_nowait(News(self._run, what, f"run {self._run}: {text}"[:1000], t))
-        except queue.Full:
-            self._warn("too many notifications at once", "some were left out")
 
-    def end(self) -> None:
+    def close(self) -> None:
+        self._waiting.put(None)
+
+    def join(self, patience_s: float) -> None:
         if self._thread:
-            try:
-                self._waiting.put(None, timeout=_TO_END_S)
-            except queue.Full:
-                return
-            self._thread.join(_TO_END_S)
+            self._thread.join(patience_s)
             if self._thread.is_alive():
-                self._warn("notifications", "the last ones were not sent in time")
+                self._tell("the last ones were not sent in time")
 
     def _work(self) -> None:
         while news := self._waiting.get():
-            for channel in self._channels:
-                if news.event in channel.occasions:
-                    try:
-                        send(channel, news)
-                    except (OSError, subprocess.SubprocessError, ValueError) as error:
-                        self._warn(channel.name, _why(error))
+            try:
+                send(self._channel, news)
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
+                self._tell(_why(error))
 
-    def _warn(self, who: str, why: str) -> None:
-        if who not in self._told:
-            self._told.add(who)
-            self.tell(f"warning: {who} could not notify: {why}; the run goes on")
+    def _tell(self, why: str) -> None:
+        if why not in self._told:
+            self._told.add(why)
+            self._warn(self._channel.name, why)
 
 
 def _why(error: Exception) -> str:

@@ -31,9 +31,6 @@ class Housekeeper(Observer):
 
     def happened(self, event: events.Event) -> None:
         match event:
-            case events.HeadStarted():
-                for number in self._state.jobs:
-                    self._put_out_if_trained(number)
             case events.CopyStarted():
                 self._given[event.attempt] = self._state.jobs[event.job].files
             case events.CopyFinished():
@@ -51,6 +48,11 @@ class Housekeeper(Observer):
                 self._put_out_if_trained(event.job)
             case events.RunFinished():
                 self._collect(arriving=False)
+
+    def put_out_trained(self) -> None:
+        """What the head before this one left to put out, once its bytes are known to be whole."""
+        for number in self._state.jobs:
+            self._put_out_if_trained(number)
 
     def _tidy(self, event: events.WeightsMerged) -> None:
         kept = self._generations[event.job]

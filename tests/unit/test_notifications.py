@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -53,11 +55,11 @@ def server(status: int) -> Iterator[tuple[str, list[dict]]]:
 def told(channels: list[Channel], *happened: events.Event) -> list[str]:
     """The warnings of a notifier that heard these."""
     warnings: list[str] = []
-    notifier = Notifier("lab", channels, warnings.append)
-    notifier.state = RunState(TRIALS)
+    teller = Notifier("lab", channels, warnings.append)
+    teller.state = RunState(TRIALS)
     for event in happened:
-        notifier.happened(event)
-    notifier.end()
+        teller.happened(event)
+    teller.end()
     return warnings
 
 
@@ -70,7 +72,11 @@ def test_a_webhook_and_a_command_hear_what_they_asked_for(tmp_path: Path) -> Non
             Channel(command=(sys.executable, "-c", script)),
         ]
         lost = events.DeviceLost(3.0, "gpu-1", "it cannot be reached", Absence.GONE)
-        events_heard = [lost, events.MilestonePassed(4.0, 0, 20, 0.5), events.RunFinished(9.0)]
+        events_heard: list[events.Event] = [
+            lost,
+            events.MilestonePassed(4.0, 0, 20, 0.5),
+            events.RunFinished(9.0),
+        ]
         assert told(channels, *events_heard) == []
     assert [one["event"] for one in taken] == ["trouble"]
     assert taken[0]["run"] == "lab" and "gpu-1" in taken[0]["text"] == taken[0]["content"]
@@ -99,6 +105,23 @@ def test_a_way_that_fails_is_one_warning_without_its_address(status: int) -> Non
     assert len(taken) == 2 and len(warnings) == 1
     assert f"the server answered {status}" in warnings[0]
     assert SECRET not in warnings[0] + repr(Channel(webhook=address))
+
+
+def test_a_way_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+    heard, warnings = tmp_path / "heard", list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as silent, server(200) as (address, taken):
+        hanging = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        command = ("sh", "-c", f"cat >> {heard}; echo >> {heard}")
+        ways = [Channel(webhook=hanging, source="slack.txt"), Channel(webhook=address)]
+        teller = Notifier("lab", [*ways, Channel(command=command)], warnings.append)
+        teller.state = RunState(TRIALS)
+        teller.happened(events.RunStopped(1.0, "why"))
+        teller.happened(events.RunFinished(2.0))
+        while len(taken) < 2 or not heard.exists() or heard.read_text().count("}\n") < 2:
+            time.sleep(0.02)
+        assert [one["event"] for one in taken] == ["trouble", "end"] and not warnings
+    teller.end()  # the silent one has hung up
+    assert "the webhook of slack.txt could not notify" in warnings[0]
 
 
 def test_a_program_that_is_not_there_is_one_warning() -> None:
