@@ -24,6 +24,7 @@ _OF_ACCOUNTS = (
 _NEVER = re.compile(
     r"Partition(Time|Node)Limit|BadConstraints|Invalid(Account|QOS)|DependencyNeverSatisfied"
     r"|(Account|QOS)NotAllowed|Max\w+Per(Job|Node)(Limit)?|can't use this partition"
+    r"|QOSMin\w+|MaxMemPerLimit|DeadLine|ReservationDeleted"
     r"|not permitted to use this partition"
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import threading
 import time
@@ -27,6 +28,8 @@ _ANSWER_S = 60.0
 _SOON_S, _SELDOM_S = 1.0, 20.0  # between looks at the queue: right after a change, and later
 _CANCELLED_S = 90.0  # for jobs that were cancelled to be gone
 _POLL_S = 0.3  # meanwhile
+_OVERLAPS = (20, 11)  # the version that brought `srun --overlap`
+_VERSION = re.compile(r"\bslurm\D* (\d+)\.(\d+)")
 _NO_SLURM = ("not found", "No such file", "configuration source")
 _NEVER = ("Invalid", "not available", "not permitted", "not supported")  # in sbatch's complaints
 _OVER = ("COMPLETING", "CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
@@ -60,7 +63,8 @@ class Allocation:
     @property
     def is_held(self) -> bool:
         """Slurm could not start it on its node, and will not try again by itself."""
-        return self.state == "PENDING" and "launch failed" in self.waits_for
+        is_held = "launch failed" in self.waits_for or self.waits_for == "JobHoldMaxRequeue"
+        return self.state == "PENDING" and is_held
 
     @property
     def is_endless(self) -> bool:
@@ -156,6 +160,7 @@ class Login:
 
     def check(self) -> str:
         """When Slurm would start the request; InputError with its words if it never would."""
+        self._require_overlap()
         output, complaint = self._run(self.request, test_request(self.node))
         told = said((output + complaint).strip())
         words = shlex.join(wanted(self.request))
@@ -168,6 +173,19 @@ class Login:
             fix = "mend it: `scontrol show partition` shows limits"
             raise InputError(problem, field=f"node {self.node.name}", fix=fix)
         return told.partition(" to start at ")[2]
+
+    def _require_overlap(self) -> None:
+        """Where its version is told, and too old, streams would fail once the allocation runs."""
+        told, _ = self._run(self.request, ("srun", "--version"))
+        found = _VERSION.search(told)
+        if found and (int(found[1]), int(found[2])) < _OVERLAPS:
+            problem = (
+                f"Slurm {self._where} is {said(told.strip())}, which cannot join an allocation"
+            )
+            fix = (
+                "hadar needs 20.11 or newer; here, list what `salloc` gives you as machines by SSH"
+            )
+            raise InputError(problem, field=f"node {self.node.name}", fix=fix)
 
     @property
     def _where(self) -> str:

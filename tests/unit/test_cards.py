@@ -35,6 +35,13 @@ def test_a_card_beyond_what_the_node_shows_is_refused():
         visible(1, None, {"CUDA_VISIBLE_DEVICES": "5"})
 
 
+@pytest.mark.parametrize("shown", ["", "-1", "NoDevFiles"])
+def test_a_batch_system_that_has_given_no_card_is_not_helped_to_another_s(shown):
+    with pytest.raises(ValueError, match="shows no GPU number 0 there: ask for it"):
+        visible(0, None, {"CUDA_VISIBLE_DEVICES": shown})
+    assert visible(0, "GPU-a", {"CUDA_VISIBLE_DEVICES": shown})["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+
+
 def test_workers_share_the_cores():
     cores = len(os.sched_getaffinity(0))
     assert threads(1) == str(cores)

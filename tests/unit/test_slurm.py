@@ -204,6 +204,10 @@ def test_what_a_partition_never_gives_is_known_before_it_is_asked_for(request_, 
     [
         ("PartitionTimeLimit", True),
         ("QOSMaxWallDurationPerJobLimit", True),
+        ("QOSMinCpuNotSatisfied", True),
+        ("QOSMinGRES", True),
+        ("MaxMemPerLimit", True),
+        ("ReservationDeleted", True),
         ("Job's account not known, so it can't use this partition (a allows b)", True),
         ("Resources", False),
         ("QOSMaxJobsPerUserLimit", False),
@@ -238,6 +242,7 @@ SCRIPTED = """#!/bin/sh
 cd {here}
 echo "${{0##*/}} $*" | cut -c1-60 >> said
 case ${{0##*/}} in
+srun) echo slurm 20.02.7 ;;
 squeue) echo "JOBID|STATE|TIME_LEFT|NODELIST|START_TIME|REASON|NAME"; cat queue ;;
 scancel) for job; do sed -i "/^$job|/d" queue; done ;;
 sbatch) echo 90 ;;
@@ -248,7 +253,7 @@ esac
 @pytest.fixture
 def node(tmp_path) -> SlurmTransport:
     """One of a run on a cluster whose queue is the file of that name."""
-    for name in ("squeue", "scancel", "sbatch", "scontrol"):
+    for name in ("squeue", "scancel", "sbatch", "scontrol", "srun"):
         (tmp_path / name).write_text(SCRIPTED.format(here=tmp_path))
         (tmp_path / name).chmod(0o755)
     asked = Node("a", "local", slurm=SlurmRequest("30", bin=str(tmp_path)))
@@ -277,9 +282,9 @@ def test_a_requeued_allocation_makes_way_for_the_one_that_was_to_follow(node, tm
     assert finds(node, tmp_path, follows, requeued) == ["scancel 7", "scontrol update jobid=8"]
 
 
-def test_an_allocation_that_slurm_could_not_launch_is_asked_for_anew(node, tmp_path):
-    held = "7|PENDING|30:00||N/A|launch failed requeued held"
-    said = finds(node, tmp_path, held)
+@pytest.mark.parametrize("why", ["launch failed requeued held", "JobHoldMaxRequeue"])
+def test_an_allocation_that_slurm_could_not_launch_is_asked_for_anew(node, tmp_path, why):
+    said = finds(node, tmp_path, f"7|PENDING|30:00||N/A|{why}")
     assert said[0] == "scancel 7" and said[1].startswith("sbatch")
 
 
@@ -287,6 +292,13 @@ def test_a_request_that_waits_in_vain_is_taken_back(node, tmp_path):
     with pytest.raises(NoMoreError, match="never start job 7: PartitionTimeLimit"):
         finds(node, tmp_path, "7|PENDING|30:00||N/A|PartitionTimeLimit")
     assert (tmp_path / "queue").read_text() == ""
+
+
+def test_a_slurm_without_overlapping_steps_is_refused_before_anything_is_asked_for(node, tmp_path):
+    with pytest.raises(InputError, match=r"slurm 20\.02\.7, which cannot join") as refused:
+        node._login.check()
+    assert "salloc" in (refused.value.fix or "")
+    assert "sbatch" not in (tmp_path / "said").read_text()
 
 
 # -- a keeper, without any Slurm --------------------------------------------------------------

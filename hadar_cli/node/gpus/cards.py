@@ -26,6 +26,7 @@ from hadar_cli.node.gpus.reading import read_gpus
 LOCKS = Path("/tmp")  # noqa: S108 - the one folder that every user of a machine may write to
 _LONGEST_NOTE = 2000
 _AMD_ID = "0x"  # rocm-smi's unique ids begin so
+_NO_CARD = ("", "-1", "NoDevFiles")  # by which CUDA is shown none, and Slurm says so
 _CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
@@ -38,14 +39,16 @@ def visible(index: int, uuid: str | None, inherited: Mapping[str, str]) -> dict[
     variable = _HIP if inherited.get(_HIP) else _CUDA
     if uuid and uuid.startswith(_AMD_ID):  # HIP knows cards by their numbers only
         return _visible_amd(uuid, inherited.get(_HIP) or inherited.get(_CUDA) or "")
-    shown = [word.strip() for word in inherited.get(variable, "").split(",") if word.strip()]
+    words = (word.strip() for word in inherited.get(variable, "").split(","))
+    shown = [word for word in words if word not in _NO_CARD]
+    if uuid is None and variable in inherited and index >= len(shown):
+        told = f"{variable}={inherited[variable]} shows no GPU number {index} there"
+        raise ValueError(told if shown else f"{told}: ask for it, with Slurm by gres")
     if not shown:
         # Numbered as nvidia-smi does, by which `hadar check` tells who uses which.
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", variable: uuid or str(index)}
     if uuid:
         return {variable: uuid}
-    if index >= len(shown):
-        raise ValueError(f"{variable}={','.join(shown)} shows no GPU number {index} there")
     return {variable: shown[index]}
 
 
