@@ -198,7 +198,7 @@ def _agent_socket(named: str) -> str | None:
     """IdentityAgent: a path, the name of a variable, or none."""
     if named == "SSH_AUTH_SOCK" or named.startswith("$"):
         return os.environ.get(named.strip("${}")) or None
-    return named or None
+    return str(Path(named).expanduser()) if named else None  # older versions of ssh -G leave ~
 
 
 def _known_hosts(named: str | None, config: Mapping[str, Sequence[str]]) -> tuple[Path, ...]:

@@ -257,6 +257,14 @@ def test_the_public_half_names_a_key_that_never_leaves_its_agent(
     assert turned_away(lab) == before
 
 
+def test_an_agent_in_the_home_is_found_whatever_ssh_makes_of_the_tilde(node, tmp_path, monkeypatch):
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'identityagent ~/.1password/agent.sock'\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert endpoint_of(node).agent_socket == str(Path.home() / ".1password/agent.sock")
+
+
 def test_identities_only_leaves_the_agent_alone(lab, node, agent, tmp_path, monkeypatch):
     add(agent, own_key(lab, tmp_path / "mine"))
     monkeypatch.setenv("SSH_AUTH_SOCK", agent)
