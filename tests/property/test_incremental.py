@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from hadar_cli.core.arrays import RowIndex
 from hadar_cli.core.model import Job, Mix, PolicyChoice
-from hadar_cli.core.policies.gangs import scheduler as gangs
 from hadar_cli.core.policies.gangs.backfill import WaitingLines
+from hadar_cli.core.policies.gangs.market import Market
 from hadar_cli.core.policies.gangs.placement import Placed, place
 from hadar_cli.core.policies.gangs.scheduler import GangScheduler
 from hadar_cli.core.policies.gangs.site import Site
@@ -20,6 +21,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.simulation.executor import Costs
 from hadar_cli.simulation.play import Scenario, simulate
 from hadar_cli.simulation.speeds import ModelledSpeeds, parse_cluster
+from tests.support.queues import chance_queue
 
 SOME = st.sets(st.integers(0, 9), max_size=3)  # last digits of jobs
 SITE = Site.uniform(["fast", "slow"], [8, 6], [4, 4])
@@ -77,19 +79,48 @@ def test_who_backfills_is_found_as_if_all_pairs_were_sorted(data, jobs, seed):
     assert found == (best and (best[3], best[2]))
 
 
+@given(
+    seed=st.integers(0, 9999),
+    jobs=st.integers(1, 60),
+    capacity=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+)
+def test_jobs_that_choose_all_at_once_choose_as_one_after_another(seed, jobs, capacity):
+    rng = np.random.default_rng(seed)
+    queue = chance_queue(seed, jobs, capacity, elastic=seed % 3 == 0)
+    left, running = np.array(capacity), {}
+    for job in rng.permutation(jobs)[: jobs // 2].tolist():  # some on several kinds, or too few
+        gang = np.minimum(rng.integers(0, 4, len(capacity)), left)
+        gang = gang * (rng.random(len(capacity)) < 0.6)
+        if 0 < gang.sum() <= queue.gang[job]:
+            running[job] = tuple(gang.tolist())
+            left = left - gang
+    queue = replace(queue, running=running)
+    limit, choosy, order = rng.uniform(1, 2, jobs), rng.uniform(1, 1.5), rng.permutation(jobs)
+    prices = rng.uniform(0.01, 1, len(capacity))
+    at_once, in_turn = Market(queue, prices, capacity), Market(queue, prices, capacity)
+    at_once.settle(order, limit, choosy)
+    for j in order[~in_turn.is_outsize[order]].tolist():
+        in_turn.take(j, in_turn.kept(j, float(limit[j])) or in_turn.cheapest(j, choosy))
+    assert list(at_once.taken.items()) == list(in_turn.taken.items())
+    assert at_once.free == in_turn.free
+
+
 class Checked(GangScheduler):
-    """A scheduler whose queue is compared with the states it was made of."""
+    """A scheduler whose queue is compared with the jobs it was made of."""
+
+    asked = 0
 
     def _queue(self, view: ClusterView, running: Any) -> Any:
+        Checked.asked += 1
         queue, done = super()._queue(view, running), view.progress()
-        states, assigned = list(view.queue), super()._allocations(view.running)
-        jobs = [state.job for state in states]
+        jobs = [view.queue.job(number) for number in view.queue.ids.tolist()]
+        assigned = super()._allocations(view.running)
         assert queue.ids.tolist() == [job.id for job in jobs]
         assert queue.gang.tolist() == [job.gpus for job in jobs]
         assert queue.arrived_s.tolist() == [job.arrives_s for job in jobs]
-        left = [state.remaining - done.get(state.job.id, 0) for state in states]
+        left = [view.queue.remaining(job.id) - done.get(job.id, 0) for job in jobs]
         assert queue.remaining.tolist() == left
-        assert all(state.job.arrives_s <= view.now_s and not state.is_trained for state in states)
+        assert all(job.arrives_s <= view.now_s for job in jobs)
         assert queue.is_running().tolist() == [job.id in running for job in jobs]
         if view.seconds < view.slot_s:
             assert list(running.items()) == list(assigned.items())
@@ -117,11 +148,9 @@ def test_a_policy_is_told_what_is_true(lengths, policy, prolongs, is_lossy):
     mix = Mix("some", jobs, slot_s=60.0)
     scenario = Scenario(mix, devices, Costs(1.0, 0.1), lambda _: ModelledSpeeds(jobs, devices))
     scenario = replace(scenario, prolongs=prolongs, losses=losses)
-    plain, gangs.GangScheduler = gangs.GangScheduler, Checked
-    try:
+    with patch("hadar_cli.policies.GangScheduler", Checked), patch.object(Checked, "asked", 0):
         result = simulate(scenario, PolicyChoice(policy), policy, lambda done: None)
-    finally:
-        gangs.GangScheduler = plain
+        assert Checked.asked > 0
     assert (result.problem, result.unfinished) == (None, 0)
 
 

@@ -62,7 +62,7 @@ class JobQueue:
     def only(self, numbers: Collection[int]) -> JobQueue:
         """Those of these numbers."""
         kept = [number for number in self.ids.tolist() if number in numbers]
-        return JobQueue(self._read, np.array(kept, dtype=np.int64))
+        return JobQueue(self._read, np.array(kept, dtype=np.int64), self._told)
 
     def misled(self, told: Mapping[int, float]) -> JobQueue:
         """The same jobs with other lengths told; those left out are unknown."""

@@ -44,7 +44,8 @@ class WaitingLines:
             able = self._order[ratio < np.inf]
             line = able[np.argsort(ratio[ratio < np.inf], kind="stable")]
             width = self._gang[line]
-            self._lines[kind] = {w: line[width == w] for w in np.unique(width).tolist()}
+            widths = np.flatnonzero(np.bincount(width)).tolist()
+            self._lines[kind] = {w: line[width == w] for w in widths}
         return self._lines[kind]
 
 

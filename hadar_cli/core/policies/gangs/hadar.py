@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from hadar_cli.core.arrays import IntArray
+from hadar_cli.core.arrays import BoolArray, FloatArray, IntArray
 from hadar_cli.core.policies.gangs.backfill import WaitingLines
 from hadar_cli.core.policies.gangs.market import Market
 from hadar_cli.core.policies.gangs.pricing import FluidPrices, fluid_prices, paper_prices
 from hadar_cli.core.policies.gangs.queue import Allocation, Decision, Queue
 from hadar_cli.core.policies.gangs.sizes import Sizes, thrifty_rates
-from hadar_cli.core.policies.gangs.turns import take_turns
+from hadar_cli.core.policies.gangs.turns import Turns, take_turns
 from hadar_cli.core.policies.port import register
 from hadar_cli.errors import unknown
 
@@ -81,19 +81,7 @@ class Hadar:
         turns = take_turns(market, self.objective, self.reserve, prices.value_s, sizes.widest_s)
         # A move has to pay for the start, out of what the job has left.
         limit = 1 + PATIENCE + queue.restart_s / np.maximum(market.home_s, 1e-9)
-        is_open, is_critical = sizes.is_open.tolist(), turns.is_critical.tolist()
-        for j in turns.order.tolist():
-            if not any(market.free):
-                break
-            if sizes.is_any_open:
-                sizes.give(market, j, is_critical[j])
-            if is_open[j]:
-                continue
-            if is_critical[j]:
-                market.take(j, market.fastest(j, turns.worth_s))
-            else:
-                own = market.kept(j, float(limit[j]))
-                market.take(j, own or market.cheapest(j, 1 + CHOOSINESS))
+        _choose(market, sizes, turns, limit)
         given = turns.order[~sizes.is_open[turns.order]] if sizes.is_any_open else turns.order
         market.backfill(given)
         market.upgrade(given, 1 + RESTLESSNESS)
@@ -164,3 +152,30 @@ class Hadar:
                     best, choice = merit, option  # of equals the gang on the fewest kinds
             market.take(j, choice)
         return market.taken
+
+
+def _choose(market: Market, sizes: Sizes, turns: Turns, limit: FloatArray) -> None:
+    """Critical jobs, gangs wider than any kind and open sizes choose alone, others all at once."""
+    alone = turns.is_critical | market.is_outsize | sizes.is_any_open
+    for group in _stretches(turns.order, alone):
+        if not alone[group[0]]:
+            market.settle(group, limit, 1 + CHOOSINESS)
+            continue
+        for j in group.tolist():
+            if not any(market.free):
+                return
+            if sizes.is_any_open:
+                sizes.give(market, j, bool(turns.is_critical[j]))
+            if sizes.is_open[j]:
+                continue
+            if turns.is_critical[j]:
+                market.take(j, market.fastest(j, turns.worth_s))
+            else:
+                own = market.kept(j, float(limit[j]))
+                market.take(j, own or market.cheapest(j, 1 + CHOOSINESS))
+
+
+def _stretches(order: IntArray, flag: BoolArray) -> list[IntArray]:
+    """Neighbours in this order of whom all have the flag, or none has."""
+    changes = np.flatnonzero(np.diff(flag[order])) + 1
+    return np.split(order, changes) if len(order) else []

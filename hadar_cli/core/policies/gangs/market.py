@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from operator import gt
 
 import numpy as np
@@ -15,55 +15,60 @@ from hadar_cli.core.policies.gangs.backfill import WaitingLines
 from hadar_cli.core.policies.gangs.queue import Allocation, Queue, gang_rate
 
 
+class _Rows(dict[int, list[float]]):
+    """Rows of a table as they are asked for: numpy is slow on single numbers."""
+
+    def __init__(self, table: FloatArray) -> None:
+        super().__init__()
+        self._table = table
+
+    def __missing__(self, j: int) -> list[float]:
+        row: list[float] = self._table[j].tolist()
+        self[j] = row
+        return row
+
+
 class Market:
     """Prices are of one device-second of each kind; ``take`` gives devices away.
 
-    Gangs of several kinds run at their slowest member's spread rate. Lists beside the arrays, for
-    jobs choose one after another and numpy is slow on single numbers.
+    Gangs of several kinds run at their slowest member's spread rate.
     """
 
     def __init__(self, queue: Queue, prices: FloatArray, free: list[int]) -> None:
         self.queue, self.prices, self.free = queue, prices, free
         self.taken: dict[int, Allocation] = {}
-        gang = queue.gang.astype(np.float64)
-        self._is_outsize = ~queue.elastic & (queue.gang > queue.capacity.max(initial=0))
-        fits = (queue.gang[:, None] <= queue.capacity) | queue.elastic[:, None]
-        rates = np.where(fits, queue.rates, 0.0)
+        gang, every = queue.gang.astype(np.float64), np.arange(len(queue))
+        self.is_outsize = ~queue.elastic & (queue.gang > queue.capacity.max(initial=0))
+        # By kind and job: numpy is quick along long rows.
+        fits = (queue.gang <= queue.capacity[:, None]) | queue.elastic
+        rates = np.where(fits, queue.rates.T, 0.0)
         # A gang that no kind can hold runs mixed, at best like this.
-        rates = np.where(rates.any(axis=1, keepdims=True), rates, queue.slow_rates)
-        rows = np.arange(len(queue))
+        if (nowhere := ~rates.any(axis=0)).any():
+            rates[:, nowhere] = queue.slow_rates.T[:, nowhere]
         with np.errstate(divide="ignore", invalid="ignore"):
-            step_price = np.where(rates > 0, prices / rates, np.inf)
-            home = step_price.argmin(axis=1)
-            best = step_price[rows, home]
-            self.ratio: FloatArray = np.where(rates > 0, step_price / best[:, None], np.inf)
+            step_price = np.where(rates > 0, prices[:, None] / rates, np.inf)
+            home = step_price.argmin(axis=0)
+            best = step_price[home, every]
+            self._ratios: FloatArray = np.where(rates > 0, step_price / best, np.inf)
             self.cost: FloatArray = queue.remaining * best  # of all that the job has left
-            self.top_rate: FloatArray = gang * rates.max(axis=1)
+            self.top_rate: FloatArray = gang * rates.max(axis=0)
             left = queue.remaining if queue.at_worst is None else queue.at_worst
             self.shortest_s: FloatArray = left / self.top_rate
             self.longest_s = float((queue.remaining / self.top_rate).max(initial=0.0))
             self.share: FloatArray = gang * prices[home]  # of the whole cluster, at home
-            self.home_s: FloatArray = left / (gang * rates[rows, home])
+            self.home_s: FloatArray = left / (gang * rates[home, every])
         self._best = best
-        self._ratio = self.ratio.tolist()
-        self._gang = queue.gang.tolist()
-        self._elastic = queue.elastic.tolist()
+        self._rates, self._slow = _Rows(queue.rates), _Rows(queue.slow_rates)
+        self._ratio, self._gang = _Rows(self._ratios.T), queue.gang.tolist()
         shared = queue.proportional
-        self._is_shared = [False] * len(queue) if shared is None else shared.tolist()
+        self._is_shared = np.zeros(len(queue), dtype=np.bool_) if shared is None else shared
         self.ids: list[int] = queue.ids.tolist()
         self._index = RowIndex(queue.ids)
         self._is_taken = np.zeros(len(queue), dtype=np.bool_)
         self._prices: list[float] = prices.tolist()
-
-    @cached_property
-    def _rates(self) -> list[list[float]]:
-        rates: list[list[float]] = self.queue.rates.tolist()
-        return rates
-
-    @cached_property
-    def _slow(self) -> list[list[float]]:
-        rates: list[list[float]] = self.queue.slow_rates.tolist()
-        return rates
+        self._held_by = self._index.rows_of(queue.running)
+        self.runs = self._is_taken.copy()
+        self.runs[self._held_by[self._held_by >= 0]] = True
 
     def reopened(self, free: list[int]) -> Market:
         """The same market with other devices free and nothing taken."""
@@ -103,6 +108,63 @@ class Market:
         self.free = [f + n for f, n in zip(self.free, mine, strict=True)]
         self.take(j, allocation)
 
+    def settle(self, order: IntArray, limit: FloatArray, choosy: float) -> None:
+        """As if one after another took what ``kept(j, limit)`` says, else ``cheapest(j, choosy)``.
+
+        All take what they like best of what is free, up to the first one who comes too late for it:
+        he and all behind him look again. Where he came too late nobody as wide as he finds room any
+        more, so that few looks do.
+        """
+        keeps = self._keeps(limit)
+        while len(order) and any(self.free):
+            wishes = self._wishes(order, keeps, choosy)
+            has_one = wishes.any(axis=0)
+            order, wishes = order[has_one], wishes[:, has_one]
+            taken = wishes.cumsum(axis=1)
+            n = min(map(partial(np.searchsorted, side="right"), taken, self.free))
+            self._take_all(order[:n], wishes[:, :n])
+            order = order[n:]
+
+    def _keeps(self, limit: FloatArray) -> BoolArray:
+        """Who has devices, and all of them, within ``limit`` × its best."""
+        rows = np.flatnonzero(self.runs)
+        keeps = np.zeros(len(self.queue), dtype=np.bool_)
+        is_there = self._held[:, rows] == self.queue.gang[rows]  # the whole gang
+        keeps[rows] = (is_there & (self._ratios[:, rows] <= limit[rows])).any(axis=0)
+        odd = rows[~is_there.any(axis=0)]  # on several kinds, or of fewer than they ask for
+        for j in odd.tolist():
+            mine = self.queue.running[self.ids[j]]
+            is_full = sum(mine) >= self._gang[j]
+            keeps[j] = is_full and self._step_price(j, mine) <= limit[j] * self._best[j]
+        return keeps
+
+    def _wishes(self, order: IntArray, keeps: BoolArray, choosy: float) -> IntArray:
+        """Kinds × these jobs: the devices that each would take if it were the first."""
+        held, width = self._held[:, order], self.queue.gang[order]
+        limit, kind = np.full(len(order), choosy), np.full(len(order), -1)
+        for r, ratio in enumerate(self._ratios[:, order]):
+            is_better = (ratio <= limit) & (width <= self.free[r])
+            np.copyto(limit, ratio, where=is_better)
+            kind[is_better] = r
+        stays = keeps[order] & (held <= np.array(self.free)[:, None]).all(axis=0)
+        return np.where(stays, held, width * (kind == np.arange(len(held))[:, None]))
+
+    def _take_all(self, rows: IntArray, counts: IntArray) -> None:
+        """The same as ``take`` for each of them."""
+        ids, allocations = self.queue.ids[rows].tolist(), map(tuple, counts.T.tolist())
+        self.taken.update(zip(ids, allocations, strict=True))
+        self._is_taken[rows] = True
+        self.free = [f - n for f, n in zip(self.free, counts.sum(axis=1).tolist(), strict=True)]
+
+    @cached_property
+    def _held(self) -> IntArray:
+        """Kinds × jobs."""
+        held = np.zeros(self._ratios.shape, dtype=np.int64)
+        gangs = np.array(list(self.queue.running.values()), dtype=np.int64)
+        is_here = self._held_by >= 0
+        held[:, self._held_by[is_here]] = gangs.reshape(-1, len(held))[is_here].T
+        return held
+
     def kept(self, j: int, limit: float) -> Allocation | None:
         """The devices that the job has, if still free, whole, and within ``limit`` × its best."""
         held = self.queue.running.get(self.ids[j])
@@ -121,7 +183,7 @@ class Market:
 
         A gang that no kind can hold takes what there is of several.
         """
-        if self._is_outsize[j]:
+        if self.is_outsize[j]:
             return self.fastest(j)
         kind = -1
         for r, ratio in enumerate(self._ratio[j]):
@@ -158,7 +220,7 @@ class Market:
                 found[self._on_one(r, size)] = None
             if mixed := self._at_least(j, self._slow[j][r]):
                 found[mixed] = None
-        is_free_in_size = self._elastic[j] or self._is_outsize[j]
+        is_free_in_size = self.queue.elastic[j] or self.is_outsize[j]
         # Others would take fast devices and wait no less: traces had a longer mean JCT with it.
         if self._is_shared[j] and is_free_in_size and (fastest := self._fastest_mix(j)):
             found[fastest] = None
@@ -173,7 +235,7 @@ class Market:
 
     def waiting_lines(self, order: IntArray) -> WaitingLines:
         """Lines of those who want all their devices, and of one kind."""
-        return WaitingLines(self.ratio, self.queue.gang, order[~self.queue.elastic[order]])
+        return WaitingLines(self._ratios.T, self.queue.gang, order[~self.queue.elastic[order]])
 
     def deal(self, waits: BoolArray, waiting_lines: WaitingLines, order: IntArray) -> None:
         """The same for those who wait, of whom ``waiting_lines`` has the lines in this order."""
@@ -196,7 +258,7 @@ class Market:
         for j in waiting[((rates > 0) | (slow > 0)).any(axis=1)].tolist():
             if not any(self.free):
                 break
-            if self._elastic[j] or self._gang[j] <= sum(self.free):
+            if self.queue.elastic[j] or self._gang[j] <= sum(self.free):
                 self.take(j, self.fastest(j))
 
     def upgrade(self, order: IntArray, gain: float) -> None:
@@ -258,7 +320,7 @@ class Market:
 
     def _size(self, j: int, room: int) -> int:
         """What the job asks for; an elastic one asks for no more than there is."""
-        return min(self._gang[j], room) if self._elastic[j] else int(self._gang[j])
+        return min(self._gang[j], room) if self.queue.elastic[j] else int(self._gang[j])
 
     def _on_one(self, kind: int, count: int) -> Allocation:
         return tuple(count if r == kind else 0 for r in range(len(self.free)))

@@ -54,10 +54,14 @@ def fluid_prices(
 
 
 def _classes(rates: FloatArray, remaining: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The different rows, and the work of all jobs that have them; np.unique takes far longer."""
+    """The different rows, and the work of all jobs that have them; np.unique takes far longer.
+
+    By their sums, equal rows come together; where two rows only have the same sum, one of them may
+    be listed twice, which changes nothing.
+    """
     if not rates.size:
         return rates, remaining
-    order = np.lexsort(rates.T)
+    order = np.argsort(rates.sum(axis=1), kind="stable")
     rows = rates[order]
     starts = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
     return rows[starts], np.add.reduceat(remaining[order], starts)

@@ -46,7 +46,7 @@ def take_turns(
 
     ``widest_s`` is what jobs need at their widest that leave their size open, 0 of the others.
     """
-    queue, runs = market.queue, market.queue.is_running()
+    queue, runs = market.queue, market.runs
     horizon_s = max(fluid_s, market.longest_s) + queue.arrivals_s
     # Jobs of equal length have to take turns at the devices that there are too few of. With a turn
     # of x seconds they end x apart, and pay horizon/x starts: this x makes the sum of both least.
@@ -54,7 +54,6 @@ def take_turns(
     bonus_s = np.where(runs, turn_s, 0.0)
     is_critical = market.shortest_s + bonus_s >= (1 - reserve) * horizon_s
     last = market.cost + np.where(runs, 0.0, STARTS_FOR_A_TURN * queue.restart_s * market.share)
-    ties = queue.ids, queue.arrived_s, ~runs
     if objective == "balanced":
         tier = np.where(_are_wide(market, horizon_s), WIDE, REST)
         tier[market.home_s >= (1 - reserve) * horizon_s] = LATE
@@ -64,7 +63,7 @@ def take_turns(
             is_late = widest_s + bonus_s >= horizon_s
             tier[can_widen] = np.where(is_late, CRITICAL, REST)[can_widen]
         spare_s = horizon_s - turn_s - float(market.shortest_s.max(initial=0.0))
-        cheapest = np.lexsort((*ties, last))
+        cheapest = _sorted(market, last)
         tier[cheapest[np.cumsum(market.cost[cheapest]) <= SPENT_ON_SHORT_JOBS * spare_s]] = SOON
     elif objective == "makespan":
         tier = np.where(is_critical, CRITICAL, LATE)
@@ -79,8 +78,22 @@ def take_turns(
         bonus_s[j] *= market.rate(j, held) / market.top_rate[j]
     longest = (-(market.shortest_s + bonus_s), -(market.home_s + bonus_s))
     within = np.choose(tier, (last, *longest, last, last))
-    order = np.lexsort((*ties, within, tier))
+    order = _sorted(market, within)
+    order = order[np.argsort(tier[order].astype(np.int8), kind="stable")]
     return Turns(order, is_critical, max(turn_s, queue.restart_s))
+
+
+def _sorted(market: Market, by: FloatArray) -> IntArray:
+    """Jobs by this, ascending; of equals those who run, then who came first, then by number.
+
+    Few are equal, and sorting by four columns takes long.
+    """
+    order = np.argsort(by)
+    ascending = by[order]
+    if (ascending[1:] == ascending[:-1]).any():
+        queue = market.queue
+        order = np.lexsort((queue.ids, queue.arrived_s, ~market.runs, by))
+    return order
 
 
 def _are_wide(market: Market, horizon_s: float) -> BoolArray:
