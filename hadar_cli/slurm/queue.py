@@ -179,12 +179,9 @@ class Login:
         told, _ = self._run(self.request, ("srun", "--version"))
         found = _VERSION.search(told)
         if found and (int(found[1]), int(found[2])) < _OVERLAPS:
-            problem = (
-                f"Slurm {self._where} is {said(told.strip())}, which cannot join an allocation"
-            )
-            fix = (
-                "hadar needs 20.11 or newer; here, list what `salloc` gives you as machines by SSH"
-            )
+            version = said(told.strip())
+            problem = f"Slurm {self._where} is {version}, which cannot join an allocation"
+            fix = "hadar needs 20.11 or newer; or list what `salloc` gives you, as machines by SSH"
             raise InputError(problem, field=f"node {self.node.name}", fix=fix)
 
     @property
