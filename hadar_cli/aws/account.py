@@ -32,6 +32,10 @@ _FIXES = {
     "AuthFailure": "the credentials are not valid there: `aws sts get-caller-identity`",
     "InvalidClientTokenId": "the credentials are not valid: `aws sts get-caller-identity`",
     "ExpiredToken": "log in anew: `aws sso login`, or as you did before",
+    "ExpiredTokenException": "log in anew: `aws sso login`, or as you did before",
+    "UnauthorizedSSOTokenError": "log in anew: `aws sso login`",
+    "SSOTokenLoadError": "log in: `aws sso login`",
+    "TokenRetrievalError": "log in anew: `aws sso login`",
     "RequestExpired": "log in anew, or set this computer's clock",
     "UnauthorizedOperation": "the account lacks a right: docs/guide/aws.md has the policy",
     "AccessDenied": "the account lacks a right: docs/guide/aws.md has the policy",
@@ -115,6 +119,9 @@ def code_of(error: Exception) -> str:
 
 
 def _fix(code: str) -> str:
+    """Codes of what is wrong with a request are many, and name the thing themselves."""
+    if code not in _FIXES and code.startswith(("Invalid", "Missing")):
+        return _FIXES["InvalidParameterValue"]
     return _FIXES.get(code, "see whether `aws sts get-caller-identity` works")
 
 

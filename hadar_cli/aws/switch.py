@@ -14,7 +14,16 @@ from email.mime.text import MIMEText
 
 ALIVE = "/run/hadar-alive"
 _LOOK_EVERY_S = 10
-_KINDS = {"#!": "x-shellscript", "#cloud-config": "cloud-config", "#include": "x-include-url"}
+# What user data may begin with, and as what cloud-init reads it; the longer one comes first.
+_KINDS = {
+    "#!": "x-shellscript",
+    "#cloud-config-archive": "cloud-config-archive",
+    "#cloud-config": "cloud-config",
+    "#cloud-boothook": "cloud-boothook",
+    "#include-once": "x-include-once-url",
+    "#include": "x-include-url",
+    "## template: jinja": "jinja2",
+}
 
 
 def script(quiet_s: float, alive: str = ALIVE, look_every_s: float = _LOOK_EVERY_S) -> str:

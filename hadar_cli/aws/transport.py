@@ -120,6 +120,8 @@ class AwsTransport:
                 raise NotYetError("it had no work, and was ended until there is some")
             if not machine and not self._may_start:
                 raise LinkLostError("no instance of it runs now")
+            if not machine and self._fleet.awaits(self._node.name):
+                raise NotYetError("an instance was asked for that no list shows yet")
             machine = machine or self._fleet.start(self._node)
         if self._may_start:
             self._fleet.guard.begin()

@@ -201,6 +201,22 @@ def test_an_answer_that_never_came_is_counted_until_a_list_tells(ec2, tmp_path):
     assert end_instances(head.node, [head.fleet]) == (["i-00000000"], [])
 
 
+def test_what_a_head_asked_for_when_it_was_killed_is_not_asked_for_twice(ec2, tmp_path):
+    """A list may not show it for a while."""
+    first = Head(tmp_path, node(), ec2.now)
+    ec2.fails = [Killed()]
+    with pytest.raises(Killed):
+        first.transport._find()
+    hidden, ec2.instances = ec2.instances, {}
+    second = Head(tmp_path, node(), ec2.now + 5)
+    with pytest.raises(NotYetError, match="no list shows yet"):
+        second.transport._find()
+    ec2.instances = hidden
+    second.fleet._listed_at = -HOUR
+    assert second.transport._find().id in hidden
+    assert len(hidden) == 1
+
+
 def test_what_was_never_given_costs_nothing(ec2, tmp_path):
     head = Head(tmp_path, node(), ec2.now)
     ec2.fails = ["VcpuLimitExceeded"]

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -288,11 +289,24 @@ def tick(ticks: Path) -> None:
     time.sleep(0.01)
 
 
-@pytest.mark.parametrize("theirs", ["#!/bin/sh\necho hi\n", "#cloud-config\npackages: [git]\n"])
-def test_the_switch_is_added_to_what_the_template_does_at_boot(theirs):
+@pytest.mark.parametrize(
+    ("theirs", "kind"),
+    [
+        ("#!/bin/sh\necho hi\n", "x-shellscript"),
+        ("#cloud-config\npackages: [git]\n", "cloud-config"),
+        ("#cloud-config-archive\n- type: text/cloud-config\n", "cloud-config-archive"),
+        ("#cloud-boothook\n#!/bin/sh\n", "cloud-boothook"),
+        ("#include-once\nhttp://127.0.0.1/x\n", "x-include-once-url"),
+        ("#include\nhttp://127.0.0.1/x\n", "x-include-url"),
+        ("## template: jinja\n#cloud-config\n", "jinja2"),
+    ],
+)
+def test_the_switch_is_added_to_what_the_template_does_at_boot(theirs, kind):
     both = switch.user_data(base64.b64encode(theirs.encode()).decode(), "#!/bin/sh\nours\n")
     again = switch.user_data(base64.b64encode((both or "").encode()).decode(), "#!/bin/sh\nmore\n")
-    parts = [part.get_payload(decode=True) for part in message_from_string(again or "").walk()]
+    whole = list(message_from_string(again or "").walk())
+    parts = [part.get_payload(decode=True) for part in whole]
+    assert whole[-1].get_content_type() == f"text/{kind}", "so that cloud-init reads it as before"
     assert parts[1:] == [b"#!/bin/sh\nmore\n", b"#!/bin/sh\nours\n", theirs.encode()]
     assert switch.user_data(None, "ours") == "ours"
     assert switch.user_data(base64.b64encode(b"\x1f\x8b zipped").decode(), "ours") is None
@@ -327,3 +341,15 @@ def test_a_machine_rests_only_while_no_job_waits_and_is_wanted_when_one_does(mon
     time.sleep(0.001)
     demand.need(is_short=True)
     assert not demand.rests("a")
+
+
+def test_the_guide_s_policy_allows_what_hadar_asks_aws_for_and_no_more():
+    code = "".join(path.read_text() for path in Path(switch.__file__).parent.glob("*.py"))
+    verbs = r"\b(?:describe|run|create|delete|start|stop|terminate|get)"
+    calls = re.findall(rf"\.({verbs}_(?!payload|paginator)[a-z_]+)\(", code)
+    pages = re.findall(r'get_paginator\("(\w+)"\)', code)
+    asked = {word.title().replace("_", "") for word in (*calls, *pages)}
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "aws.md").read_text()
+    [policy] = re.findall(r"```json\n(.*?)```", guide, re.DOTALL)
+    allowed = [one for part in json.loads(policy)["Statement"] for one in part["Action"]]
+    assert {one.partition(":")[2] for one in allowed} == asked
