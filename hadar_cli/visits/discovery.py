@@ -92,5 +92,6 @@ def _vram_gb(gpu: GpuUse) -> float:
 def _as_toml(gpu: GpuUse, known: Gpu | None) -> str:
     if known:
         return f"{{ model = {json.dumps(known.model)} }}"
-    fields = f"model = {json.dumps(gpu.model)}, tflops = ?, vram_gb = {_vram_gb(gpu):g}"
+    vram = f"{_vram_gb(gpu):g}" if _vram_gb(gpu) else "?"  # of memory that the machine shares
+    fields = f"model = {json.dumps(gpu.model)}, tflops = ?, vram_gb = {vram}"
     return f"{{ {fields}, pcie = {gpu.pcie} }}" if gpu.pcie else f"{{ {fields} }}"

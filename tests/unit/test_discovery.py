@@ -49,6 +49,9 @@ def test_an_unknown_model_gets_the_line_to_add():
     assert found.problem.what == "Novum 9: not in the table of known GPUs"
     line = '[{ model = "T4" }, { model = "Novum 9", tflops = ?, vram_gb = 20, pcie = 5 }]'
     assert found.problem.fix.endswith(f"gpus = {line}")
+    shares_memory = identify(NODE, [reported("GB10", 0, None)])  # 0 GB would be refused there
+    assert shares_memory.problem
+    assert shares_memory.problem.fix.endswith('[{ model = "GB10", tflops = ?, vram_gb = ? }]')
 
 
 @pytest.mark.parametrize(
@@ -143,4 +146,4 @@ def test_half_a_file_is_damaged_too(inventory, capsys):
 def test_memory_that_is_no_number_is_none_at_all():
     assert identify(NODE, [reported("Tesla T4", float("inf"))]).gpus == (T4,)
     problem = identify(NODE, [reported("Unknown 9", float("inf"))]).problem
-    assert problem is not None and "vram_gb = 0" in problem.fix
+    assert problem is not None and "vram_gb = ?" in problem.fix
