@@ -70,7 +70,9 @@ def _ask(*words: str) -> str:
     broken driver, questions can neither be ended nor waited for."""
     if words[0] in _hung and _hung[words[0]].poll() is None:
         raise subprocess.TimeoutExpired(words, _TOOL_S)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         said, complaint = process.communicate(timeout=_TOOL_S)
     except subprocess.TimeoutExpired:
