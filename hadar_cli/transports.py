@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hadar_cli.core.model import LOCAL, Node
+from hadar_cli.core.model import LOCAL, POD, Node
 from hadar_cli.nodes.connection import Transport
 from hadar_cli.nodes.local import LocalAccess
 from hadar_cli.nodes.remote import RemoteAccess, directory_of
 from hadar_cli.nodes.wire import LinkLostError
-from hadar_cli.pipes.kubectl import PREFIX, check_kubectl, into_pod
+from hadar_cli.pipes.kubectl import check_kubectl, into_pod
 from hadar_cli.pipes.transport import PipeTransport
 from hadar_cli.runs.store import RunStore
 
@@ -88,7 +88,7 @@ def _fleet(node: Node, run: RunStore) -> Fleet:
 
 def check_request(node: Node) -> str:
     """When or where the node would be allotted, "" if it need not be; InputError if never."""
-    if node.host.startswith(PREFIX):
+    if node.host.startswith(POD):
         check_kubectl(node.host)
     if node.ray:
         from hadar_cli.ray_cluster.transport import check_place
@@ -164,7 +164,7 @@ def _way_to(node: Node) -> Transport:
         # A head within an allocation of its own asks as any login does.
         env = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or k[:6] != "SLURM_"}
         return PipeTransport(["sh", "-c"], env)
-    if node.host.startswith(PREFIX):
+    if node.host.startswith(POD):
         return into_pod(node.host)
     from hadar_cli.ssh.transport import SshTransport  # here: what stays local need not wait for it
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -309,3 +310,24 @@ NAME = text(
     "Use up to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit.",
 )
 ENVIRONMENT = table_of(text(may_be_empty=True), re.compile(r"[A-Za-z_][A-Za-z0-9_]*"))
+
+
+def one_or_more(value: Any, spot: Spot) -> tuple[str, ...]:
+    return (text()(value, spot),) if isinstance(value, str) else list_of(text())(value, spot)
+
+
+def _argument(value: Any, spot: Spot) -> str:
+    """One word of a command line; numbers are words as they are written."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return text(may_be_empty=True)(value, spot)
+    return str(scalar(value, spot))
+
+
+def arguments(value: Any, spot: Spot) -> tuple[str, ...]:
+    """A list of words, or one text that is divided as a shell would."""
+    if not isinstance(value, str):
+        return list_of(_argument)(value, spot)
+    try:
+        return tuple(shlex.split(text(may_be_empty=True)(value, spot)))
+    except ValueError as error:
+        raise spot.error(f"cannot be divided into words: {error}", "Close the quotes.") from None

@@ -25,13 +25,13 @@ from hadar_cli.config.fields import (
 )
 from hadar_cli.config.strict_toml import parse_toml
 from hadar_cli.core.gpu_table import CPU, find_gpu, nearest_gpu
-from hadar_cli.core.model import LOCAL, Gpu, Node
+from hadar_cli.core.model import LOCAL, POD, Gpu, Node
 from hadar_cli.core.ray import RayRequest
 from hadar_cli.core.slurm import SlurmRequest
 
 # A leading dash would be taken for an option by ssh.
 _ADDRESS = text(re.compile(r"[^\s-]\S*"), "Give it without spaces or a leading dash.")
-_POD = re.compile(r"kubectl:(?:[a-z0-9-]+/)?[a-z0-9][a-z0-9.-]*")
+_POD = re.compile(rf"{POD}(?:[a-z0-9-]+/)?[a-z0-9][a-z0-9.-]*")
 _CLOCK = r"(?:[01]\d|2[0-3]):[0-5]\d"
 _HOURS = text(re.compile(rf"{_CLOCK}-{_CLOCK}"), "Write it like 19:00-07:00.")
 
@@ -121,7 +121,7 @@ def _gpu(value: Any, spot: Spot) -> Gpu:
 def _host(value: Any, spot: Spot) -> str:
     host = _ADDRESS(value, spot)
     ray.check_host(host, spot)
-    if host.startswith("kubectl:") and not _POD.fullmatch(host):
+    if host.startswith(POD) and not _POD.fullmatch(host):
         raise spot.error(
             f"'{host}' names no pod", "Write it like kubectl:POD or kubectl:SPACE/POD."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hadar_cli.config.fields import (
     Document,
     Reader,
     Spot,
+    arguments,
     choice,
     duration_s,
     either,
@@ -23,6 +23,7 @@ from hadar_cli.config.fields import (
     list_of,
     number,
     number_or_range,
+    one_or_more,
     read_text,
     record,
     scalar,
@@ -314,27 +315,6 @@ def _outer_step(value: Any, spot: Spot) -> OuterStep:
     return OuterStep(**record({"lr": number(0.001, 10), "momentum": number(0, 0.999)})(value, spot))
 
 
-def _one_or_more(value: Any, spot: Spot) -> tuple[str, ...]:
-    return (text()(value, spot),) if isinstance(value, str) else list_of(text())(value, spot)
-
-
-def _argument(value: Any, spot: Spot) -> str:
-    """One word of a command line; numbers are words as they are written."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return text(may_be_empty=True)(value, spot)
-    return str(scalar(value, spot))
-
-
-def _arguments(value: Any, spot: Spot) -> tuple[str, ...]:
-    """A list of words, or one text that is divided as a shell would."""
-    if not isinstance(value, str):
-        return list_of(_argument)(value, spot)
-    try:
-        return tuple(shlex.split(text(may_be_empty=True)(value, spot)))
-    except ValueError as error:
-        raise spot.error(f"cannot be divided into words: {error}", "Close the quotes.") from None
-
-
 _MERGE_FIELDS: dict[str, Reader[Any]] = {
     "rule": choice("mean", "progress"),
     "lr_scale": choice(*LR_SCALES),
@@ -365,7 +345,7 @@ _JOB_FIELDS: dict[str, Reader[Any]] = {
     "mode": choice(*MODES),
     "arrives_s": number(0, 10**8),
     "preset": choice("auto", "tiny", "paper"),
-    "args": _arguments,
+    "args": arguments,
     "sync": text(),
     "setup": text(),
     "env": ENVIRONMENT,
@@ -377,7 +357,7 @@ _JOB_FIELDS: dict[str, Reader[Any]] = {
     "fork": _fork,
     "max_duration": duration_s,
     "data_dir": text(),
-    "data": _one_or_more,
+    "data": one_or_more,
     "venv": text(),
     **SWEEP_FIELDS,
 }
@@ -393,7 +373,7 @@ _MIX = record(
         "policy": _policy,
         "merge": _merge,
         "seed": integer(0, 2**63 - 1),
-        "data": _one_or_more,
+        "data": one_or_more,
         "jobs": list_of(record(_JOB_FIELDS)),
     },
     required=("jobs",),

@@ -151,8 +151,8 @@ _SHAPES: dict[Any, Callable[[], Schema]] = {
     mixes._outer_step: lambda: _table(
         {"lr": of(basic.number(0.001, 10)), "momentum": of(basic.number(0, 0.999))}
     ),
-    mixes._one_or_more: lambda: _any(_TEXT, _TEXTS),
-    mixes._arguments: lambda: _any(
+    basic.one_or_more: lambda: _any(_TEXT, _TEXTS),
+    basic.arguments: lambda: _any(
         {"type": "string"}, {"type": "array", "items": {"type": ["string", "number"]}}
     ),
     sweeps._values: lambda: _VALUES,

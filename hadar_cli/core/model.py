@@ -11,6 +11,7 @@ from hadar_cli.core.ray import RayRequest
 from hadar_cli.core.slurm import SlurmRequest
 
 LOCAL = "local"
+POD = "kubectl:"  # how the host of a pod begins
 AWS = "aws"  # as a node's host: the address of whatever instance it is given
 MODEL_SIZES = ("small", "modest", "high", "extra-high")
 DATASET_SIZES = ("S", "M", "L", "XL")
@@ -92,7 +93,7 @@ class Node:
 
     @property
     def is_over_ssh(self) -> bool:
-        return self.host != LOCAL and not self.host.startswith(("kubectl:", RAY))
+        return self.host != LOCAL and not self.host.startswith((POD, RAY))
 
     @property
     def is_allotted(self) -> bool:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shutil
 
+from hadar_cli.core.model import POD
 from hadar_cli.errors import InputError
 from hadar_cli.nodes.connection import answer_of
 from hadar_cli.nodes.wire import LinkLostError, said
 from hadar_cli.pipes.transport import PipeTransport
 
-PREFIX = "kubectl:"
 _READY = "ready"
 _ANSWER_S = 30.0
 
 
 def into_pod(host: str) -> PipeTransport:
     """Runs commands in the pod, as whoever kubectl's own configuration says."""
-    namespace, _, pod = host.removeprefix(PREFIX).rpartition("/")
+    namespace, _, pod = host.removeprefix(POD).rpartition("/")
     within = ["--namespace", namespace] if namespace else []
     return PipeTransport(["kubectl", "exec", "--stdin", *within, pod, "--", "sh", "-c"])
 

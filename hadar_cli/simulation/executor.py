@@ -30,6 +30,7 @@ from hadar_cli.engine.ports import (
     Report,
     Surveyed,
 )
+from hadar_cli.errors import HadarError
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,12 @@ class SimulatedExecutor:
         start_s = 0.0 if is_warm else self._start_s(order.devices)
         self._warm |= dict.fromkeys(order.devices, held)
         rate = self._rate(order.job.id, order.devices)
+        if not rate:
+            where = " + ".join(order.devices)
+            raise HadarError(
+                f"the policy gave job {order.job.name!r} to {where}, which cannot train it",
+                fix="a policy leaves pairs alone whose rate is 0",
+            )
         before = self._copies.get(order.follows)
         began = before.trained_at if before else self._now
         if before:  # as in the worker: it begins with what that one leaves undone

@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "ssh": {"core", "nodes", "node", "node.agent"},
     "slurm": {"core", "nodes", "node", "node.agent"},
     "ray_cluster": {"core", "nodes"},
-    "pipes": {"nodes"},
+    "pipes": {"core", "nodes"},
     "aws": {"core", "core.measures", "nodes", "node", "runs"},
     "transports": {"core", "nodes", "runs", "ssh", "slurm", "ray_cluster", "aws", "pipes"},
     "visits": {"core", "nodes", "node", "runs", "transports", "typed"},
