@@ -12,7 +12,7 @@ from hadar_cli.cli.policy_options import split_policies
 from hadar_cli.core.events import CopyFinished, CopyLost
 from hadar_cli.core.model import Device, Job, Mix, PolicyChoice
 from hadar_cli.engine.ports import CopyOrder
-from hadar_cli.errors import InputError
+from hadar_cli.errors import HadarError, InputError
 from hadar_cli.report.terminal.policies import show, spread_over
 from hadar_cli.simulation.executor import Costs
 from hadar_cli.simulation.fitting import fit
@@ -298,3 +298,10 @@ def test_a_run_does_not_wait_for_a_process_that_nobody_needs_any_more():
     ended = {e.attempt for e in world.journal.events if isinstance(e, CopyFinished | CopyLost)}
     assert lost and lost[0] not in ended
     assert world.state.finished
+
+
+def test_a_policy_that_gives_a_device_what_it_cannot_train_is_told_so() -> None:
+    world = make_world(make_mix([500]), rate=lambda job, devices: 0.0)
+    with pytest.raises(HadarError, match="which cannot train it") as told:
+        world.loop.run()
+    assert told.value.fix == "a policy leaves pairs alone whose rate is 0"
