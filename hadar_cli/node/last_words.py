@@ -10,3 +10,6 @@ NO_UPDATE = "hadar: a step made no update"  # in a log
 EARLY_UPDATE = "hadar: an update came before its step's last mini-batch"  # in a log
 MISCOUNTED = "hadar: a scheduler was told another number of updates than the job's"  # in a log
 RUNS_AHEAD = "hadar: a mini-batch is asked for before the update by the last one"  # in a log
+REFUSED = "refused.Refused: "  # the end of an error's name, before what is wrong
+FIX = ". To mend it: "  # between what is wrong and what to change
+SECOND_BACKWARD = "backward through the graph a second time"  # in an error of torch's

@@ -6,10 +6,10 @@ runs a script as by hand, up to so many updates, or all (0). Under orders, a wor
 ``HADAR_TRACE`` records itself in the same way. Torch's own hooks see every forward pass, loss and
 update, whoever asks for them, so both can be compared, and no script has to be changed for it.
 
-The record is a file of JSON lines: ``{"open": path}``, ``{"length": steps}``, ``{"begin":
-weights}`` before the first update, ``{"batches": …, "losses": …, "lr": …, "weights": …}`` for every
-update, ``{"replaced": sampler}`` where hadar's random numbers stand for the global ones,
-``{"ticks_too_late": bool}`` when the process ends.
+The record is a file of JSON lines: ``{"open": path}``, ``{"length": steps}``, ``{"begin": weights,
+"size": their count}`` before the first update, ``{"batches": …, "losses": …, "lr": …, "weights":
+…}`` for every update, ``{"replaced": sampler}`` where hadar's random numbers stand for the global
+ones, ``{"ticks_too_late": bool}`` when the process ends.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Recorder:
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if not self._begun:
             self._begun = True
-            self.note(begin=_weights(optimizer))
+            self.note(begin=_weights(optimizer), size=_size(optimizer))
 
     def _updated(self, optimizer: Any, *_: Any) -> None:
         rates = self._rates[optimizer] = _rates(optimizer)
@@ -187,6 +187,10 @@ def _weights(optimizer: Any) -> list[float]:
             total += float(values.sum())
             squares += float((values * values).sum())
     return [total, squares]
+
+
+def _size(optimizer: Any) -> int:
+    return sum(p.numel() for group in optimizer.param_groups for p in group["params"])
 
 
 def main() -> None:

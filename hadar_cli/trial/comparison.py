@@ -102,8 +102,14 @@ class Comparison:
         count = min(len(hand.updates), len(hadar.updates))
         if not count:
             self._findings.warn(_NAME, words.NO_UPDATE)
+        elif hand.size != hadar.size:
+            sizes = words.OTHER_SIZE.what.format(hadar.size, hand.size)
+            self._fail(Fault(sizes, words.OTHER_SIZE.fix))
         elif not begin_alike(hand, hadar):
-            self._findings.warn(_NAME, words.NOT_SEEDED)
+            if self._left_behind() and not self._differs_by_hand_too(hand):
+                self._fail(words.OTHER_BEGINNING)
+            else:
+                self._findings.warn(_NAME, words.NOT_SEEDED)
         elif not (found := first_difference(hand, hadar)):
             what = "batches, learning rate, loss and weights are the same"
             self._findings.tell(_NAME, f"{what} in {count} updates")
@@ -116,7 +122,13 @@ class Comparison:
             fix = words.DIFFERENCES[found.what]
             told = f": {found.one} by hand, {found.other} under hadar" if found.one else ""
             what = f"update {found.update} has another {found.what} than by hand{told}"
-            self._findings.add(Fault(what, fix).at(_NAME))
+            self._fail(Fault(what, fix))
+
+    def _fail(self, fault: Fault) -> None:
+        """It trains something else than by hand: most likely for want of a file that it read."""
+        if named := self._left_behind():
+            fault = Fault(f"{fault.what}; {named}", f"{words.STAYS_BEHIND.fix}. Else {fault.fix}")
+        self._findings.add(fault.at(_NAME))
 
     def _differs_by_hand_too(self, hand: Record) -> bool:
         process = self._begin()
@@ -124,13 +136,21 @@ class Comparison:
             again = process.wait(self._patience.start_s).record
         finally:
             process.end()
-        return not again.updates or first_difference(hand, again) is not None
+        is_other = not (again.updates and begin_alike(hand, again))
+        return is_other or first_difference(hand, again) is not None
 
     # -- files -------------------------------------------------------------------------------
 
     def judge_files(self) -> None:
         """Names what the script read here and would not find on a node."""
         self._hand()
+        if named := self._left_behind():
+            self._findings.warn("reads what travels", Fault(named, words.STAYS_BEHIND.fix))
+        else:
+            self._findings.tell("reads what travels", "of the files that Python opened")
+
+    def _left_behind(self) -> str:
+        """The files that it read so far and that would not travel; empty if there are none."""
         missing: dict[Path, str] = {}
         for path in dict.fromkeys(self._opened):
             if any(part in path.as_posix() for part in _NOT_THE_SCRIPTS) or not path.is_file():
@@ -138,12 +158,10 @@ class Comparison:
             if why := self._chosen.why_not(path):
                 missing[path] = why
         if not missing:
-            self._findings.tell("reads what travels", "of the files that Python opened")
-            return
+            return ""
         named = [f"{self._shown(path)} ({why})" for path, why in missing.items()]
         more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-        told = f"{words.STAYS_BEHIND.what}: {', '.join(named[:_MOST_NAMED])}{more}"
-        self._findings.warn("reads what travels", Fault(told, words.STAYS_BEHIND.fix))
+        return f"{words.STAYS_BEHIND.what}: {', '.join(named[:_MOST_NAMED])}{more}"
 
     def _shown(self, path: Path) -> str:
         root = self._chosen.root

@@ -70,6 +70,9 @@ class Ending:
         if left is None:
             self._findings.add(words.NEVER_ENDS.at(_NAME))
             return
+        if left.code and (refused := words.refusal_in(left.log)):
+            self._findings.add(refused.at(_NAME))
+            return
         if left.code:
             fault = words.NEVER_ENDS if left.code < 0 else words.FAILS_AT_THE_END
             self._findings.add(Fault(fault.what, fault.fix + words.tail(left.log)).at(_NAME))

@@ -28,6 +28,7 @@ class Record:
 
     updates: list[Update] = field(default_factory=list)
     begin: tuple[float, ...] = ()
+    size: int = 0  # numbers in the weights that begin
     length: int = 0  # the steps that the script by itself would train
     opened: list[Path] = field(default_factory=list)
     replaced: str = ""  # a sampler whose random numbers are not those by hand
@@ -51,7 +52,7 @@ def _take(record: Record, entry: dict[str, Any]) -> None:
     elif "length" in entry:
         record.length = entry["length"] or record.length
     elif "begin" in entry:
-        record.begin = tuple(entry["begin"])
+        record.begin, record.size = tuple(entry["begin"]), int(entry["size"])
     elif "replaced" in entry:
         record.replaced = str(entry["replaced"])
     elif "ticks_too_late" in entry:
@@ -90,7 +91,7 @@ def first_difference(one: Record, other: Record) -> Difference | None:
 
 
 def begin_alike(one: Record, other: Record) -> bool:
-    return _are_close(one.begin, other.begin, _OF_WEIGHTS)
+    return one.size == other.size and _are_close(one.begin, other.begin, _OF_WEIGHTS)
 
 
 def _are_close(one: tuple[float, ...], other: tuple[float, ...], tolerance: float) -> bool:

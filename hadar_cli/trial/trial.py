@@ -134,6 +134,9 @@ class Trial:
         timed = stage.hand_out(DEVICES[0], _MANY, patience.deadline_s)
         told = stage.hand_out(DEVICES[1], _MANY, patience.order_s)
         ends = self._recall_one(stage, timed, told, limit)
+        for end in ends:  # more than an epoch shows what the first steps did not
+            refused = words.refusal_in(end.lost.log) if end.lost else None
+            self._findings.demand("can be followed", refused)
         self._judge_deadline(stage, ends[0])
         self._judge_leaving(stage, ends[1])
         self._merge(stage, "merges after an interruption")

@@ -19,6 +19,7 @@ from hadar_cli.node.contract import (
     STEPS,
     TOTAL_STEPS,
 )
+from hadar_cli.node.last_words import FIX, REFUSED
 from hadar_cli.trial.stage import Ended
 
 _LOG_LINES = 6
@@ -143,6 +144,15 @@ NOT_SEEDED = Fault(
     "seed before the model is built: torch.manual_seed(0). By hand, "
     f"{JOB_SEED} is not set; in this trial it was 0",
 )
+OTHER_SIZE = Fault(
+    "its model has {:,} weights under hadar and {:,} by hand",
+    "build the same model everywhere: from files that travel, arguments and the data of the job, "
+    "not from the environment",
+)
+OTHER_BEGINNING = Fault(
+    "it begins with other weights than by hand",
+    "seed before the model is built: torch.manual_seed(0)",
+)
 NOT_REPEATABLE = Fault(
     "not seeded: two runs by hand train differently too, so it cannot be compared",
     "seed all random numbers (torch, numpy, random) before the first is drawn, if runs are to be "
@@ -261,6 +271,8 @@ def explain_length(fault: Fault, end: Ended, length: int) -> Fault:
 
 
 def _explain_loss(lost: Failed) -> Fault:
+    if refused := refusal_in(lost.log):
+        return refused
     match lost.reason:
         case Loss.NO_RESULT:
             return Fault(NO_RESULT.what, NO_RESULT.fix + tail(lost.log))
@@ -269,6 +281,16 @@ def _explain_loss(lost: Failed) -> Fault:
         case Loss.BAD_RESULT:
             return Fault(lost.why, f"{RESULT} holds one JSON object; only `steps` must be in it")
     return Fault(f"it crashed: {lost.why}", "see the end of what it printed" + tail(lost.log))
+
+
+def refusal_in(log: str) -> Fault | None:
+    """What ``training`` found wrong with the script, in its own words."""
+    for line in log.splitlines():
+        _, is_one, told = line.partition(REFUSED)
+        what, _, fix = told.partition(FIX)
+        if is_one and fix:
+            return Fault(what, fix)
+    return None
 
 
 def tail(log: str) -> str:

@@ -37,7 +37,10 @@ FAULTS = {
     "forgets_momentum": ("restores its optimizer", "starts without it"),
     "same_data": ("trains on its own data", "the same data"),
     "restarts_schedule": ("follows its learning-rate schedule", "starts anew"),
-    "own_scheduler": ("follows its learning-rate schedule", "starts anew"),
+    "own_scheduler": ("starts and hands in", "StepLR moves the learning rate and was not given"),
+    "evaluates_steps": ("runs to its end", "one data set of 5000 steps an epoch and another of 8"),
+    "updates_after_the_loop": ("can be followed", "outside of the loop over t.loader"),
+    "other_vocabulary": ("trains as by hand", "vocabulary.bin (it is left out by .gitignore)"),
     "own_epochs": ("has its epochs from t.epochs", "only when all is trained"),
     "miscounts": ("counts the job's updates", "another number of updates"),
     "bypasses": ("updates by its optimizer", "without its optimizer"),
@@ -67,6 +70,7 @@ def found(tmp_path_factory) -> dict[str, list[Check]]:
     folder = Path(shutil.copytree(BROKEN, tmp_path_factory.mktemp("try") / "broken"))
     (folder / ".gitignore").write_text("*.bin\n")
     (folder / "words.bin").write_bytes(b"not for git")
+    (folder / "vocabulary.bin").write_bytes(bytes(range(20)))
     (folder / "notes.txt").write_text("the user's own")
     before = contents(folder)
     scripts = [folder / f"{name}.py" for name in {**dict.fromkeys(SOUND), **FAULTS, **WARNINGS}]

@@ -67,7 +67,10 @@ ALLOWED: dict[str, set[str]] = {
     "report.web": {"report", "report.live", "report.page", "runs"},
     "node": set(),
     "node.gpus": {"node"},
-    "node.training": {"node", "node.training.checkpoints", "node.training.gangs"},
+    "node.training": {
+        *("node", "node.training.checkpoints", "node.training.gangs", "node.training.misuse"),
+    },
+    "node.training.misuse": {"node", "node.training"},
     "node.training.checkpoints": {"node"},
     "node.training.gangs": {"node"},
     "node.training.frameworks": {"node", "node.training"},

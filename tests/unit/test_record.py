@@ -10,8 +10,9 @@ from hadar_cli.trial.record import begin_alike, first_difference, read_record
 BEGIN = [1.0, 10.0]
 
 
-def record(path: Path, *updates: dict[str, list], begin=BEGIN):
-    entries = [{"open": "/data/words.bin"}, {"length": 6}, {"begin": begin}, *updates]
+def record(path: Path, *updates: dict[str, list], begin=BEGIN, size=4):
+    first = {"begin": begin, "size": size}
+    entries = [{"open": "/data/words.bin"}, {"length": 6}, first, *updates]
     path.write_text("\n".join(json.dumps(entry) for entry in entries))
     return read_record(path)
 
@@ -51,6 +52,7 @@ def test_a_record_tells_where_it_began_what_it_read_and_how_long_it_means_to_be(
     assert one.length == 6
     assert begin_alike(one, record(tmp_path / "2", update(1)))
     assert not begin_alike(one, record(tmp_path / "2", update(1), begin=[1.0, 10.1]))
+    assert not begin_alike(one, record(tmp_path / "2", update(1), size=5))
 
 
 def test_a_record_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path):

@@ -1,5 +1,5 @@
 """The API for training scripts.
 
-Imports ``node``, ``node.training.checkpoints`` and ``node.training.gangs``, and torch. Nothing of
-the head or of the agent may enter.
+Imports ``node``, ``node.training.checkpoints``, ``node.training.gangs``, ``node.training.misuse``,
+and torch. Nothing of the head or of the agent may enter.
 """

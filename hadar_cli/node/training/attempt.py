@@ -126,6 +126,7 @@ class Attempt:
         return now + step_s + self._save_s > self._deadline
 
     def tell_unless_equal(self, steps: int) -> None:
+        """The mix decides how long a job is; a script that means another length should know."""
         note_length(steps)
         if steps and (total := self.order.total_steps) not in (0, steps):
             say_once(

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from hadar_cli.node.contract import Order, is_under_orders
-from hadar_cli.node.last_words import BEGUN_AGAIN, EARLY_UPDATE, NO_UPDATE
+from hadar_cli.node.last_words import BEGUN_AGAIN
 from hadar_cli.node.slices import Slices, before
 from hadar_cli.node.training import randomness
 from hadar_cli.node.training.attempt import Attempt, Evaluate, Evaluation, say_once, unfinished
@@ -39,6 +39,7 @@ from hadar_cli.node.training.checkpoints import checkpoint
 from hadar_cli.node.training.gangs.company import Company
 from hadar_cli.node.training.gangs.gang import GO, LATE, SCRIPT, SIGNAL, Trained
 from hadar_cli.node.training.loader import Loader, loader_of
+from hadar_cli.node.training.misuse.watch import Watch
 from hadar_cli.node.training.pacing import Pace
 from hadar_cli.node.training.quick_torch import spare_the_compiler
 from hadar_cli.node.training.schedules import Schedules
@@ -108,6 +109,7 @@ class Training:
         self._in_epochs = self._has_own_steps = False  # which a framework counts
         self._last_attempt, self.reader = "", object()  # that handed in weights; see Loader
         self.has_left = False  # no order is left, and none will come
+        self._watch = Watch(parts.models, parts.optimizers, parts.schedulers, updates)
         self._source: Steps | None = None
         self._source_key: Any = None
         self._mini: int | None = None  # the number of the mini-batch that the script has
@@ -176,6 +178,7 @@ class Training:
         if not self._by_hand and self._begun and not self._now.is_handed_in:
             self._hand_in(STOPPED_BY_SCRIPT)
         self.has_left = True
+        self._watch.end()
         unfinished.discard(self)
 
     def __exit__(
@@ -214,11 +217,13 @@ class Training:
 
     def batches(self, source: Steps) -> Iterator[Any]:
         """What ``Loader`` iterates: the mini-batches of all orders, or inside ``epochs`` of one."""
+        self._watch.loop_begins()
         for group in self.groups(source):
             self._mini = source.first_of(self.position) - 1
             for batch in self.company.each(group):
                 self._mini += 1
                 yield from self._updates.pieces(batch, self.micro_batches)
+        self._watch.loop_ends()
 
     def groups(self, source: Steps) -> Iterator[Group]:
         """The same step by step, all of whose mini-batches come together."""
@@ -243,7 +248,6 @@ class Training:
                 self.has_left = not self._next_order()
 
     def tell_unless_equal(self, steps: int) -> None:
-        """The mix decides how long a job is; a script that means another length should know."""
         self._now.tell_unless_equal(steps)
 
     def one_epoch_at_a_time(self) -> None:
@@ -272,6 +276,7 @@ class Training:
         self._left_early = False
         self._schedules.step_begins(None if self._by_hand else self.position)
         self._updates.begin_step(len(group), group.steps)
+        self._watch.step_begins()
         self.company.begin_step(self.position, self._now.steps, len(group))
         try:
             yield group
@@ -280,12 +285,9 @@ class Training:
             self._left_early = True
             raise
         self.company.end_step()
+        self._watch.step_ends()
         if self._now.is_first and not self._now.steps and not self._by_hand:
             checkpoint.check(self._parts)  # before hours of training that could not be handed in
-        if not self._updates.happened and not self._updates.may_skip and not self._by_hand:
-            say_once(f"{NO_UPDATE}; if it accumulates, say training(..., accumulate=N)")
-        if self._updates.happened and self._updates.leaves_rest and not self._by_hand:
-            say_once(f"{EARLY_UPDATE}: gradients after it are lost where another copy goes on")
         self._schedules.step_ends(self._updates.happened, group.steps)
         self._now.step_done(group.steps)
 
@@ -305,6 +307,7 @@ class Training:
             size = max(self._accumulate, getattr(state, "num_steps", 1))
             source = source_of(data, batch_size, self._now.order.job_seed, options or {})
             self._source, self._source_key = Steps(source, size, reads_ahead(data)), key
+            self._watch.loader_of(self.per_epoch)
             if self._in_epochs or self._by_hand:
                 self.tell_unless_equal(self._epochs * (self.per_epoch or 0))
         return self._source
@@ -317,6 +320,7 @@ class Training:
             if not self._by_hand:
                 signal.signal(signal.SIGTERM, self._on_sigterm)
                 unfinished.add(self)
+                self._watch.begin(self.result)
                 self._begin_order()
 
     def _begin_order(self) -> None:
@@ -330,10 +334,7 @@ class Training:
             self._schedules.take(notes.get("schedule", {}))
         elif self._now.is_first:  # the process's, and the job's
             checkpoint.begin(self._parts)
-        if order.num_copies > 1:
-            torch.manual_seed(order.seed)
-        elif "random" in notes:  # alone, it goes on as one process would
-            randomness.take(notes["random"])
+        randomness.begin(order.seed if order.num_copies > 1 else None, notes.get("random"))
         self.company.join(order, self._now)
         if order.evaluate and self._evaluation and order.is_first_of_gang:
             self._now.evaluate(self._evaluation, self._parts.models)
@@ -369,7 +370,7 @@ class Training:
         is_wanted = not self._stopping
         order = self._now.next_order(lambda: is_wanted and not self._told_to_leave)
         if order is None:
-            unfinished.discard(self)
+            self.finish()
             return False
         self._now = Attempt(order, self._pace, self._now)
         self._begin_order()
@@ -377,7 +378,7 @@ class Training:
 
     def _hand_in(self, stopped: str) -> None:
         order = self._now.order
-        self._updates.flush()
+        self._watch.order_ends(self._updates.flush)
         members = self.company.end_order()
         self._now.begin_saving()
         if order.checkpoint_out:
@@ -385,14 +386,12 @@ class Training:
             base = order.checkpoint_in if order.hand_in != "full" else None
             kind, is_whole = order.hand_in, not order.keeps_optimizer
             checkpoint.save(order.checkpoint_out, self._parts, notes, base, kind, is_whole)
+        self._now.saved()
         if order.checkpoint_out or order.member:
             self._last_attempt = order.hands_in_as
-        self._now.saved()
         stays = order.next_order is not None and stopped in ("steps", "deadline")
         noise = None if self._has_own_steps else self.company.noise or self._updates.noise
         self._now.leave_result(stopped, stays, self._updates.rates(), self._source, members, noise)
-
-    # -- details -----------------------------------------------------------------------------
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._told_to_leave = True

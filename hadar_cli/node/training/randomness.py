@@ -69,6 +69,15 @@ def notes() -> dict[str, Any]:
     return found
 
 
+def begin(own_seed: int | None, notes: Mapping[str, Any] | None) -> None:
+    """An order begins: copies at the same time have seeds of their own, and one that is alone on
+    its job goes on as one process would."""
+    if own_seed is not None:
+        torch.manual_seed(own_seed)
+    elif notes:
+        take(notes)
+
+
 def take(notes: Mapping[str, Any]) -> None:
     """Goes on from where the notes say."""
     torch.set_rng_state(_tensor(notes["torch"]))

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from hadar_cli.node.contract import Order, is_under_orders
-from hadar_cli.node.last_words import RUNS_AHEAD
-from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.contract import Order
+from hadar_cli.node.last_words import SECOND_BACKWARD
 from hadar_cli.node.training.gangs.noise import NoiseScale, square_of
+from hadar_cli.node.training.misuse.refused import Refused
 from hadar_cli.node.training.splitting import split
 
 _MEASURED = 8  # one step in so many tells the noise of its gradient, where one device is at it
@@ -68,7 +68,6 @@ class Updates:
         self._mark: Any = None  # of gradients that wait for the next piece
         self._batches = self._batches_left = 1  # of the step's mini-batches
         self._steps = 0  # begun since the last update
-        self._beginning = _Beginning(models)
         self._has_gradients = False  # of ``add``, that wait for an update
         self._clip_norm: float | None = None
         self._unscaled: dict[int, list[Any]] = {}
@@ -90,7 +89,6 @@ class Updates:
 
     def begin_step(self, batches: int, steps: int = 1) -> None:
         """One update begins, of that many mini-batches, which counts for so many steps."""
-        self._beginning.step_begins()
         self.happened, self.piece = False, Piece()
         self._scale = self._order_scale * steps
         self._batches = self._batches_left = batches
@@ -115,7 +113,7 @@ class Updates:
             loss = loss * share
         if self._scaler:
             loss = self._scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        _backward(loss)
         if not self.piece.is_last:
             if self.noise and self._mark is None and self._steps == self._batches == 1:
                 self._first_share, self._part = self.piece.share, self._square()
@@ -228,7 +226,6 @@ class Updates:
                     group["betas"] = tuple(beta**self._scale for beta in group["betas"])
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._beginning.updated()
         self.happened, self.leaves_rest = True, False
         unscaled = self._unscaled.pop(id(optimizer), None)
         if unscaled is not None:
@@ -236,32 +233,17 @@ class Updates:
                 group.update(own)
 
 
-class _Beginning:
-    """Sees whether a script asks for its second step before it makes anything of the first, as a
-    prefetcher around ``t.loader`` does: an order would be handed in without its last update."""
-
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        self._models, self._steps, self._is_idle = models, 0, False
-        self._hooks: list[Any] = []
-
-    def step_begins(self) -> None:
-        self._steps += 1
-        if self._steps == 1 and is_under_orders():
-            self._is_idle = True
-            trained = (p for m in self._models for p in m.parameters() if p.requires_grad)
-            hear = self._hear_gradient
-            self._hooks = [p.register_hook(hear) for p in trained]  # type: ignore[no-untyped-call]
-        elif self._steps == 2:
-            for hook in self._hooks:
-                hook.remove()
-
-    def _hear_gradient(self, _: torch.Tensor) -> None:
-        self._is_idle &= self._steps > 1
-
-    def updated(self) -> None:
-        if self._is_idle and self._steps > 1:
-            say_once(f"{RUNS_AHEAD}: every order's last is lost. Write t.loader(Prefetcher(data))")
-        self._is_idle = False
+def _backward(loss: torch.Tensor) -> None:
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if SECOND_BACKWARD not in str(error):
+            raise
+        raise Refused(
+            "t.step(loss) goes backward through a graph that the script has been through already",
+            "t.step(loss) stands for loss.backward() and optimizer.step(): leave these out. Or "
+            "keep them, leave out t.step, and say t.log(loss)",
+        ) from error
 
 
 def parts_of(batch: Any, count: int) -> list[tuple[Any, float]]:
