@@ -109,9 +109,16 @@ def _ended(event: events.Event, state: RunState) -> str:
             why, lost = plain(event.why, _LONGEST), not_handed_in(event)
             return f"stopped ({why}): {done:,} of {target:,} steps are kept{lost}"
         case _:
-            cancelled = sum(job.is_cancelled for job in state.jobs.values())
-            told = f"done: {count(len(state.jobs) - cancelled, 'job')} trained in {brief(event.t)}"
-            return f"{told}, {cancelled} cancelled" if cancelled else told
+            return _run_finished(event.t, state)
+
+
+def _run_finished(t: float, state: RunState) -> str:
+    jobs = state.jobs.values()
+    cancelled = sum(job.is_cancelled for job in jobs)
+    early = sum(bool(job.cut_short) and not job.is_cancelled for job in jobs)
+    told = f"done: {count(len(jobs) - cancelled - early, 'job')} trained in {brief(t)}"
+    told += f", {early} ended early" if early else ""
+    return f"{told}, {cancelled} cancelled" if cancelled else told
 
 
 def _passed(event: events.MilestonePassed, state: RunState) -> str:

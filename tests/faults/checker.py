@@ -339,7 +339,7 @@ def check_message(error: HadarError, world: World) -> None:
 
 def places_passed(journal: list[events.Event]) -> Counter[str]:
     """How often a schedule came through the places that are hard to get right."""
-    passed: Counter[str] = Counter()
+    passed = Counter(f"asked: {type(e).__name__}" for e in journal if getattr(e, "request", ""))
     follows: dict[str, str] = {}
     for event in journal:
         match event:

@@ -25,6 +25,7 @@ class Disk:
         self._safe_names: dict[int, dict[str, int]] = {}  # folder's inode -> name -> inode
         self.is_watched = False
         self.loses_power = False
+        self.dies_in: int | None = None  # so many syncs the head dies, whatever else there is
 
     @contextmanager
     def mounted(self) -> Iterator[None]:
@@ -43,8 +44,16 @@ class Disk:
             raise HeadKilledError(kind)
 
     def _strike(self) -> str | None:
+        if not self.is_watched:
+            return None
         kinds = ["head killed at a sync", "power lost at a sync", "disk full"]
-        return self._misfortune.struck(kinds) if self.is_watched else None
+        if self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in < 0:
+                self.dies_in = None
+                self._misfortune.fired[kinds[0]] += 1
+                return kinds[0]
+        return self._misfortune.struck(kinds)
 
     def _make_safe(self, status: os.stat_result, descriptor: int) -> None:
         if stat.S_ISDIR(status.st_mode):

@@ -34,6 +34,8 @@ from hadar_cli.nodes.gangs import Gangs
 from hadar_cli.nodes.session.decisions import NodeSession
 from hadar_cli.runs import housekeeping, store
 from hadar_cli.runs.consolidation import StoreConsolidator
+from hadar_cli.runs.request_handler import RequestHandler
+from hadar_cli.runs.requests import Inbox, Request
 from hadar_cli.runs.store import FileJournal, RunStore
 from hadar_cli.weights import admission as contributions
 from hadar_cli.weights.admission import Layout
@@ -504,6 +506,37 @@ def a_failed_job_stays_failed() -> AbstractContextManager[object]:
 @mutant
 def the_hung_are_waited_for() -> AbstractContextManager[object]:
     return _instead(Intake, "close_overdue_meetings", lambda intake: False)
+
+
+# -- what people ask ---------------------------------------------------------------------------
+
+
+@mutant
+def requests_are_removed_before_they_are_journalled() -> AbstractContextManager[object]:
+    real = Inbox.read
+
+    def read(inbox: Inbox, number: str) -> Request:
+        request = real(inbox, number)
+        inbox.take_back(number)
+        return request
+
+    return _instead(Inbox, "read", read)
+
+
+@mutant
+def what_a_killed_head_journalled_is_not_carried_out() -> AbstractContextManager[object]:
+    real = RequestHandler._take
+
+    def take(handler: RequestHandler, number: str) -> bool:
+        is_known = number in handler._tracker.state.requests
+        return False if is_known and handler._inbox.take_back(number) else real(handler, number)
+
+    return _instead(RequestHandler, "_take", take)
+
+
+@mutant
+def the_next_head_trains_on_drained_nodes() -> AbstractContextManager[object]:
+    return _instead(RunState, "drained", property(lambda state: set()))
 
 
 # -- gangs -------------------------------------------------------------------------------------

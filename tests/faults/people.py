@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from hadar_cli.core import events
-from hadar_cli.core.model import Job, Launch
+from hadar_cli.core.model import Job, Launch, devices_of
 from hadar_cli.core.state import RunState
 from hadar_cli.runs.requests import (
     AddJobs,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 EVERY = 7  # of so many schedules, people ask things in one
 _CHANCE = 0.05  # at every look of the head
+_MOST_SYNCS = 8  # from one request to the head's death: taken up, journalled, carried out
 
 
 def ask_in(seed: int) -> bool:
@@ -40,7 +41,11 @@ def ask_in(seed: int) -> bool:
 
 @dataclass
 class People:
-    """Ask a few things, some of which cannot be granted; in the end they let the run end."""
+    """Ask a few things, some of which cannot be granted; in the end they let the run end.
+
+    Of a run that waits for work they ask the same four things: a job is added, one is cancelled, a
+    node comes and one is left; and after each request the head is killed, somewhere on its way.
+    """
 
     world: World
     dice: Random
@@ -51,7 +56,8 @@ class People:
     @staticmethod
     def of(world: World) -> People:
         dice = Random(f"people {world.seed}")
-        return People(world, dice, dice.randint(1, 6) if world.asks else 0)
+        some = 4 if world.waits else dice.randint(1, 6)
+        return People(world, dice, some if world.asks else 0)
 
     @property
     def _inbox(self) -> Inbox:
@@ -63,8 +69,11 @@ class People:
 
     def ask_sometimes(self) -> None:
         if self.left and self.dice.random() < _CHANCE:
+            wish = self._next_of_four() if self.world.waits else self._wish()
             self.left -= 1
-            self._put(self._wish())
+            self._put(wish)
+            if self.world.waits:
+                self.world.disk.dies_in = self.dice.randrange(_MOST_SYNCS)
 
     def _put(self, request: Request) -> None:
         disk = self.world.disk
@@ -76,6 +85,17 @@ class People:
 
     def _path(self, number: str) -> Path:
         return self.world.store.directory / "inbox" / f"{number}.json"
+
+    def _next_of_four(self) -> Request:
+        facts, unfinished = self.world.store.facts, [j.job.name for j in self._state().unfinished]
+        names = unfinished or [job.name for job in facts.mix.jobs]
+        order = (
+            lambda: AddJobs(self._jobs(), renames=True),
+            lambda: CancelJobs((self.dice.choice(names),)),
+            lambda: AddNodes((self.dice.choice(self.world.spare),)),
+            lambda: DrainNode(facts.nodes[0].name),
+        )
+        return order[-self.left]()
 
     def _wish(self) -> Request:
         dice, facts = self.dice, self.world.store.facts
@@ -175,6 +195,13 @@ def check_nothing_is_forgotten(people: People, journal: list[events.Event]) -> N
     left = [number for number in people._inbox.waiting() if number not in answered]
     missing = people.asked.keys() - answered - set(left)
     demand(not missing, f"asked: {missing} vanished")
+    devices, wanted = {d.name for d in devices_of(people.world.store.facts.nodes)}, set[str]()
+    for event in journal:
+        if isinstance(event, events.NodesReplaced):
+            wanted |= set(event.added)
+        elif isinstance(event, events.NodeDrained):
+            wanted -= set(event.devices)
+    demand(wanted <= devices, f"asked: {wanted - devices} was added, and is not there")
 
 
 def cancelled_jobs(journal: list[events.Event]) -> set[int]:

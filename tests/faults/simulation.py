@@ -29,6 +29,9 @@ TELLING = {
     "updates fit any weights": 40,
     "members of a lost gang live on": 39,
     "every copy hears that it was merged": 23,
+    "requests are removed before they are journalled": 24,
+    "what a killed head journalled is not carried out": 24,
+    "the next head trains on drained nodes": 10,
 }
 
 # Not noticed within as many tries: while an order is on its way ahead, another copy has to make the

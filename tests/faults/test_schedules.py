@@ -60,3 +60,11 @@ def test_a_seed_makes_the_same_schedule_again():
     first, second = run_schedule(77), run_schedule(77)
     assert first == second
     assert first.events > 10
+
+
+def test_a_run_is_asked_four_things_and_its_head_is_killed_after_each():
+    outcome = run_schedule(192)
+    assert outcome.violation is None
+    asked = ("JobsAdded", "JobsCancelled", "NodesReplaced", "NodeDrained")
+    assert all(outcome.passed[f"asked: {what}"] for what in asked)
+    assert outcome.fired["head killed at a sync"] >= len(asked)

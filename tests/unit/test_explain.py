@@ -67,6 +67,16 @@ def test_jobs_and_devices_are_explained(run):
     assert not any("job-2" in line or line.startswith("c") for line in told["next_round"])
 
 
+def test_a_copy_that_was_called_back_is_not_lost(run):
+    journal = FileJournal(run.journal_path)
+    journal.append(e.JobsPaused(10.0, (1,), "3"))
+    journal.append(e.CopyLost(11.0, "y", "released", reason=Loss.TERMINATED))
+    journal.append(e.JobsContinued(12.0, (1,), "4"))
+    journal.close()
+    why, _ = explained(run)
+    assert "was lost" not in why["job-1"] and "was lost" in why["job-0"]
+
+
 def test_one_job_alone(run):
     why, told = explained(run, "job-2")
     assert list(why) == ["job-2"] and not told["devices"] and not told["next_round"]

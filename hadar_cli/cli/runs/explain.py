@@ -33,6 +33,7 @@ def explain(
 ) -> None:
     """Say why jobs wait, why devices are idle, why copies were lost, and what comes next."""
     from hadar_cli.cli.records import Explained, Explanation
+    from hadar_cli.core.events import CopyLost
     from hadar_cli.report.format import plain
     from hadar_cli.report.live.spectator import Spectator
     from hadar_cli.runs.store import find_run
@@ -40,7 +41,12 @@ def explain(
     happened: list[Event] = []
     seen = Spectator(find_run(runs_dir, run))
     _ = seen.rates  # from the first event on
-    seen.look(happened.append)
+
+    def hear(event: Event) -> None:
+        if not (isinstance(event, CopyLost) and seen.state.was_called_back(event)):
+            happened.append(event)
+
+    seen.look(hear)
     names = {one.job.name: one for one in seen.state.jobs.values()}
     if job and job not in names:
         raise unknown(f"the run has no job {job!r}", job, names, fix="hadar status shows them")

@@ -91,7 +91,7 @@ def completions(records: Sequence[RunRecord]) -> Figure:
 
 def _progress_words(record: RunRecord) -> str:
     jobs = record.summary.jobs
-    done = sum(job.jct_s is not None for job in jobs)
+    done = sum(job.steps_done >= job.steps_target for job in jobs)
     words = f"{record.summary.run}: {done} of {count(len(jobs), 'job')} done"
     last = max((job.jct_s for job in jobs if job.jct_s is not None), default=None)
     return words if last is None else f"{words}, the last after {duration(last)}"
