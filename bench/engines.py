@@ -3,7 +3,7 @@
     python -m bench.engines [--repeats 5]
     python -m bench.engines --mix mixes/m3.yaml
     python -m bench.engines --page docs/engines.md     # both, as a page
-    python -m bench.engines --page docs/engines.md --part mix    # that part anew, the other as kept
+    python -m bench.engines --page docs/engines.md --part mix    # that part anew
 
 One node of each engine on this computer, taking turns: a stream to a new part of hadar on the node,
 a word and its answer, a file there and back, and an order to a process that waits for it, from its
@@ -219,27 +219,30 @@ PAGE = """# The engines, side by side
 
 What it costs to reach machines through [Slurm](guide/slurm.md), [Ray](guide/ray.md),
 [AWS](guide/aws.md) or [kubectl](guide/kubernetes.md), beside [SSH](guide/ssh.md), on one computer
-({mix[machine]}), by `python -m bench.engines --page docs/engines.md`. Slurm is one slurmctld with a
-slurmd for each machine, Ray a raylet for each, AWS moto's server with SSH servers behind its
-instances: the links are loopback, so that what is left is the engines' own.
-
+({machine}), by `python -m bench.engines --page docs/engines.md`.
+Slurm is one slurmctld with a slurmd for each machine, Ray a raylet for each, AWS moto's server with
+SSH servers behind its instances, kubectl a stand-in: the links are loopback, so what is left is
+the engines' own.
+"""
+MIX = """
 ## A mix on each
 
-`{mix[name]}` on the same five unequal devices, one engine after the other in one run
-({mix[when]}, at {mix[commit]}). The overhead of a round is the
+`{name}` on the same five unequal devices, one engine after the other in one run ({when}, at
+{commit}). The overhead of a round is the
 median of what passes from a copy's last step to the first of its process's next order: saving,
 pulling, merging, pushing, loading. TTD stands beside the bound that no schedule can beat.
 
-{mixes}
+{table}
 
 Slurm's and AWS's TTD include waiting for the machines: an allocation, or an instance that boots.
-
+"""
+NODE = """
 ## One node of each
 
-Medians of {node[repeats]}, taking turns in one run ({node[when]}, at
-{node[commit]}). AWS is reached by SSH; what it adds is starting the machine.
+Medians of {repeats}, taking turns in one run on a nearly idle machine ({when}, at {commit}). AWS is
+reached by SSH: what it adds is starting the machine.
 
-{rows}
+{table}
 """
 
 
@@ -249,29 +252,27 @@ def table(*rows: Sequence[str]) -> str:
 
 
 KEPT = ROOT / "bench" / "results" / "engines.json"  # what the page was last written from
-PARTS = ("mix", "node")
+TEXTS = {"mix": MIX, "node": NODE}
+PARTS = tuple(TEXTS)
 
 
 def write_page(path: Path, mix: Path, repeats: int, parts: Sequence[str]) -> None:
+    """What was not measured now stays as it is kept; what never was is left out."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if "mix" in parts:
-        kept["mix"] = {**_origin(), "name": mix.name, "rows": _mix_rows(mix)}
+        heads = ("engine", "TTD", "CRU", "rounds", "overhead of a round", "steps")
+        kept["mix"] = {**_origin(), "name": mix.name, "rows": [heads, *_mix_rows(mix)]}
     if "node" in parts:
         kept["node"] = {**_origin(), "repeats": repeats, "rows": _node_rows(repeats)}
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    if missing := [part for part in PARTS if part not in kept]:
-        print(f"kept; the page waits for: {', '.join(missing)}")
-        return
-    told = PAGE.format(
-        mix=kept["mix"],
-        mixes=table(
-            ("engine", "TTD", "CRU", "rounds", "overhead of a round", "steps"),
-            *kept["mix"]["rows"],
-        ),
-        node=kept["node"],
-        rows=table(*kept["node"]["rows"]),
-    )
-    path.write_text(told)
+    machine = next(iter(kept.values()))["machine"]
+    told = [PAGE.format(machine=machine)]
+    told += [
+        TEXTS[part].format(table=table(*kept[part]["rows"]), **kept[part])
+        for part in PARTS
+        if part in kept
+    ]
+    path.write_text("".join(told))
 
 
 def _origin() -> dict[str, str]:
