@@ -60,6 +60,8 @@ def mix(
     from hadar_cli.core.model import are_accelerators, devices_of
 
     accelerators = bool(on) and are_accelerators(devices_of(on))
+    if not isinstance(source, str | Path | Mapping):
+        raise _misfit("mix", source, "its file or its fields: api.mix({'jobs': [...]})")
     if not isinstance(source, Mapping):
         return read_mix(Path(source), accelerators=accelerators, data_dir=data_dir)
     setting = Setting(Path(folder), accelerators, str(data_dir) if data_dir else None)
@@ -74,6 +76,8 @@ def nodes(source: str | Path | Mapping[str, Any] | Sequence[Mapping[str, Any]]) 
     if isinstance(source, str | Path):
         found = tuple(node for node in read_nodes(Path(source)) if node.enabled)
         return fill(found, load(Path(source)))
+    if not isinstance(source, Mapping | Sequence):
+        raise _misfit("inventory", source, "its file or a list of nodes: api.nodes([{...}])")
     fields = source if isinstance(source, Mapping) else {"node": list(source)}
     return tuple(node for node in nodes_of(_document(fields)) if node.enabled)
 
@@ -85,12 +89,28 @@ def _document(fields: Mapping[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As a file would hold it: tuples are lists, paths are text."""
+    """As a file would hold it: tuples and arrays are lists, paths are text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars, torch's tensors
+        return _plain(value.tolist())
     return str(value) if isinstance(value, Path) else value
+
+
+def _misfit(what: str, given: object, fix: str) -> InputError:
+    return InputError(f"no {what}: {str(given)[:80]!r}", field=_CODE, fix=f"give {fix}")
+
+
+def _require(mix: object, nodes: object) -> None:
+    """Raises where somebody gave the files' names, say, and not what they hold."""
+    from hadar_cli.core.model import Mix, Node
+
+    if not isinstance(mix, Mix):
+        raise _misfit("mix", mix, "what api.mix(...) returns")
+    if not isinstance(nodes, Sequence) or not all(isinstance(node, Node) for node in nodes):
+        raise _misfit("inventory", nodes, "what api.nodes(...) returns")
 
 
 # -- runs ----------------------------------------------------------------------------------------
@@ -243,6 +263,7 @@ def run(
     from hadar_cli.simulation.fitting import slot_for
     from hadar_cli.simulation.rehearsal import gather
 
+    _require(mix, nodes)
     inventory, runs = priced(nodes, lambda words: None), Path(runs_dir)
     chosen = policies.create(mix.policy, file=mix.source)
     require_room(mix.jobs, devices_of(inventory), mix.source or _CODE, gangs=not chosen.forks)
@@ -265,7 +286,7 @@ def report(name: str, *, runs_dir: str | Path = _RUNS) -> Report:
     return resume(name, runs_dir=runs_dir).report()
 
 
-def simulate(mix: Mix, nodes: Sequence[Node], policies: Sequence[str] = ()) -> list[Row]:
+def simulate(mix: Mix, nodes: Sequence[Node], policies: str | Sequence[str] = ()) -> list[Row]:
     """One row for each policy (the mix's own by default): how long, how well used, how fair."""
     from hadar_cli import policies as registry
     from hadar_cli.core.model import PolicyChoice, are_accelerators, devices_of
@@ -274,11 +295,13 @@ def simulate(mix: Mix, nodes: Sequence[Node], policies: Sequence[str] = ()) -> l
     from hadar_cli.simulation.play import simulate as simulate_one
     from hadar_cli.simulation.speeds import ModelledSpeeds
 
+    _require(mix, nodes)
     devices = tuple(devices_of(tuple(nodes)))
     costs = assumed_costs(are_accelerators(devices))
     if mix.chooses_slot:
         mix = replace(mix, slot_s=slot_for(costs))
-    choices = [PolicyChoice(name) for name in policies] or [mix.policy]
+    names = [policies] if isinstance(policies, str) else policies
+    choices = [PolicyChoice(name) for name in names] or [mix.policy]
     for choice in choices:
         registry.create(choice)
     scenario = Scenario(mix, devices, costs, lambda together: ModelledSpeeds(mix.jobs, devices))

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 from nbclient import NotebookClient
@@ -86,7 +87,32 @@ def test_what_is_built_in_code_is_checked_as_strictly_as_a_file(tmp_path, batch)
         api.simulate(batch, api.nodes(NODES), ["hadarr"])
 
 
+def test_what_is_no_mix_or_inventory_is_told_what_to_give(tmp_path, batch):
+    given = [
+        (lambda: api.mix(3), r"no mix: '3'"),
+        (lambda: api.nodes(None), "no inventory: 'None'"),
+        (lambda: api.run("mix.yaml", api.nodes(NODES)), "no mix: 'mix.yaml'"),
+        (lambda: api.run(batch, "nodes.toml"), "no inventory: 'nodes.toml'"),
+        (lambda: api.simulate(batch, NODES), "no inventory"),
+    ]
+    for attempt, said in given:
+        with pytest.raises(InputError, match=said) as caught:
+            attempt()
+        assert "api." in caught.value.fix
+    assert not (tmp_path / "runs").exists()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path, batch):
+    job = {"script": "train.py", "steps": np.int64(20), "batch_size": 8}
+    swept = api.mix({"jobs": [{**job, "grid": {"lr": np.array([0.5, 0.25])}}]}, folder=tmp_path)
+    assert [(one.target_steps, one.trial.params["lr"]) for one in swept.jobs] == [
+        (20, 0.5),
+        (20, 0.25),
+    ]
+
+
 def test_a_simulation_is_a_row_for_each_policy(batch):
+    assert len(api.simulate(batch, api.nodes(NODES), "gavel")) == 1
     rows = api.simulate(batch, api.nodes(NODES), ["hadare", "tiresias"])
     assert [row["policy"] for row in rows] == ["hadare", "tiresias"]
     assert all(row["unfinished"] == 0 and row["ttd_s"] > 0 for row in rows)
