@@ -66,7 +66,8 @@ class Visit:
     def tidy(self, action: str, run: str | None, held: Sequence[str]) -> Tidied:
         """Stops (``stop``) or removes (``remove``) what the run, or all runs, left there.
 
-        Refused while a head is at work on one of them, other than those whose lock we hold.
+        Refused while a head is at work on one of them, but for those whose lock we hold: ``held``
+        are their tokens.
         """
         answer = self.ask(action, run=run, held=list(held))
         if driven := answer.get("driven"):
@@ -171,15 +172,16 @@ def tidy(
     held: Sequence[str],
     deadline_s: float,
 ) -> Iterator[tuple[Node, Tidied | Exception]]:
-    """``Visit.tidy`` on all nodes at once."""
+    """``Visit.tidy`` on all nodes at once; ``held`` are the runs here whose lock we hold."""
+    stores = [RunStore(runs / name) for name in ([run] if run else held)]
+    tokens = [store.facts.token for store in stores]
 
     def call(node: Node) -> Tidied:
-        stores = [RunStore(runs / name) for name in ([run] if run else held)]
         lent = give_back(node, stores)
         if node.aws:  # its files are gone with it, or lie on the disk of one that is stopped
             nothing = Leftovers(0, 0)
             return Tidied(nothing, nothing).beside(lent)
         with visiting(node, runs, deadline_s) as visit:
-            return visit.tidy(action, run, held).beside(lent)
+            return visit.tidy(action, run, tokens).beside(lent)
 
     return on_all(nodes, call, deadline_s)

@@ -116,3 +116,11 @@ def test_a_login_node_sees_whose_runs_are_at_work_before_it_removes_what_they_sh
     assert leftovers.driven(leftovers.Place(base, "node", workdir=workdir)) == ["other"]
     written_elsewhere(run)
     assert leftovers.driven(leftovers.Place(base, "node", "r")) == ["r"]
+
+
+def test_another_directory_s_run_of_the_same_name_is_not_the_one_that_is_held(memory, run):
+    (run / "fence.json").write_text('{"run": "theirs", "epoch": 1, "session": "s"}')
+    written_elsewhere(run)
+    place = leftovers.Place(run.parents[1], "node", "r")
+    assert leftovers.driven(place, ["mine"]) == ["r"]
+    assert leftovers.driven(place, ["theirs"]) == []

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,13 +89,22 @@ def measure(place: Place) -> dict[str, Any]:
     }
 
 
-def driven(place: Place) -> list[str]:
-    """Runs that a head is at work on: it renewed its lease just now, and its copies live.
+def driven(place: Place, held: Collection[str] = ()) -> list[str]:
+    """Runs that a head is at work on: it renewed its lease just now, and its copies live. Those
+    whose tokens are ``held`` are the caller's; another run may have the name of one of them.
 
     Where what runs share is to go, those of other nodes with the same disk count as well. On a
     machine that merely shares the disk, such as a login node, copies cannot be seen.
     """
-    return sorted({name for name, there in place.users() if _is_driven(there)})
+    others = ((name, there) for name, there in place.users() if _token_of(there) not in held)
+    return sorted({name for name, there in others if _is_driven(there)})
+
+
+def _token_of(directory: Path) -> object:
+    """Of the run that was there last."""
+    with suppress(OSError, ValueError):
+        return read_json(directory / "fence.json").get("run")
+    return None
 
 
 def stop(place: Place) -> None:

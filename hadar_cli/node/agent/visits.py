@@ -77,7 +77,7 @@ def _tidy(action: str, place: leftovers.Place, held: Sequence[str]) -> dict[str,
     before = leftovers.measure(place)
     if action == "leftovers":
         return before
-    if driven := [run for run in leftovers.driven(place) if run not in held]:
+    if driven := leftovers.driven(place, held):
         return {"driven": driven}
     {"stop": leftovers.stop, "remove": leftovers.remove}[action](place)
     return {"before": before, "after": leftovers.measure(place)}
