@@ -7,7 +7,7 @@ nothing: what training scripts want of it is loaded on first use, because it pul
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["huggingface", "lightning", "training"]
 
 
