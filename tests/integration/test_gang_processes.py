@@ -57,6 +57,12 @@ with training(model, optimizer) as t:
 """
 TELLS = "print('sum', sum(p.double().sum().item() for p in model.parameters()))\n"
 UNLIKE = BEGIN.replace("manual_seed(1)", "manual_seed(__import__('os').getpid())") + TELLS
+LOSS = """
+with training(model, optimizer) as t:
+    for x, y in t.loader(data, batch_size=20):
+        out = model(x)
+        t.step({})
+"""
 REFUSED = {
     "whole batches": (
         """
@@ -87,6 +93,51 @@ with training(model, optimizer) as t:
             break
 """,
         "cannot share its steps",
+    ),
+    "a loss that compares samples": (
+        LOSS.format("torch.nn.functional.cross_entropy(out @ out.T, torch.arange(len(out)))"),
+        "its loss compares the samples of a mini-batch with each other",
+    ),
+    "a loss of what all samples have in common": (
+        LOSS.format("(out.T @ out / len(out) - torch.eye(4)).square().sum()"),
+        "its loss compares the samples of a mini-batch with each other",
+    ),
+    "a root of a mean": (
+        LOSS.format("torch.nn.functional.mse_loss(out, x[:, :4]).sqrt()"),
+        "made by Sqrt, is a mean over: if it is one over so many samples, tokens or pixels, say "
+        "t.mean_over(so_many) before backward",
+    ),
+    "the worst samples of a mini-batch": (
+        LOSS.format("out.square().sum(1).topk(2).values.mean()"),
+        "made by Mean, is a mean over",
+    ),
+    "a factor by its own samples": (
+        LOSS.format("out.square().mean() / out.square().mean().detach()"),
+        "multiplied by a number that each member takes of its own samples",
+    ),
+    "gradients that no backward has made": (
+        """
+with training(model, optimizer) as t:
+    for x, y in t.loader(data, batch_size=20):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        of = list(model.parameters())
+        for p, p.grad in zip(of, torch.autograd.grad(loss, of)):
+            pass
+        optimizer.step()
+""",
+        "are no longer those of rank 0",
+    ),
+    "a learning rate by its own loss": (
+        """
+t = training(model, optimizer)
+for x, y in t.loader(data, batch_size=20):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.param_groups[0]["lr"] = 0.01 * loss.item()
+    optimizer.step()
+""",
+        "are no longer those of rank 0",
     ),
     "DDP": (
         """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hadar_cli.node.training.attempt import say_once
 from hadar_cli.node.training.splitting import split
 from hadar_cli.node.training.updates import CannotSplit
 from tests.unit.test_training import Script, order, result_of  # noqa: F401
@@ -88,14 +89,46 @@ class Clears(Script):
                 t.step(self.model(x).square().mean())
 
 
-@pytest.mark.parametrize("script", [Own(), Clears(True), Clears(False)])
+class Adds(Script):
+    """Its loss is a sum."""
+
+    def run(self) -> None:
+        from hadar_cli import training
+
+        with training(self.model, self.optimizer) as t:
+            for x, _ in t.loader(self.data, batch_size=4):
+                t.step(self.model(x).square().sum())
+
+
+class Chooses(Script):
+    """Its loss is a mean over some of the samples."""
+
+    def run(self) -> None:
+        from hadar_cli import training
+
+        with training(self.model, self.optimizer) as t:
+            for x, i in t.loader(self.data, batch_size=4, shuffle=False):
+                t.step(self.model(x)[i % 4 != 3].square().mean())
+
+
+def test_pieces_that_are_means_over_unlike_numbers_are_told(order, capsys):  # noqa: F811
+    say_once.cache_clear()
+    order(1, MICRO_BATCHES=2)
+    Script().run()
+    assert "unlike numbers" not in capsys.readouterr().out
+    order(2, MICRO_BATCHES=2)
+    Chooses().run()
+    assert "means over unlike numbers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", [Own(), Clears(True), Clears(False), Adds()])
 def test_a_script_that_would_train_wrongly_on_pieces_says_so(order, script):  # noqa: F811
     order(1, MICRO_BATCHES=2)
     with pytest.raises(CannotSplit):
         script.run()
 
 
-@pytest.mark.parametrize("script", [Own(), Clears(True), Clears(False)])
+@pytest.mark.parametrize("script", [Own(), Clears(True), Clears(False), Adds()])
 def test_the_same_script_trains_on_whole_batches(order, script):  # noqa: F811
     placed = order(1)
     script.run()

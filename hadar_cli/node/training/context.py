@@ -13,9 +13,8 @@ or, around a loop that keeps its epochs, its ``DataLoader`` and its own updates:
     for epoch in t.epochs(range(10)):
         for x, y in t.loader(train_loader): ...
 
-Between rounds the loop simply pauses inside ``loader``: the copy hands in its weights, waits for
-the merged ones and goes on, with no new process, import or data set. A step is one update: one
-mini-batch, or as many as are accumulated.
+Between rounds the loop pauses inside ``loader``: the copy hands in its weights, waits for merged
+ones and goes on in the same process. A step is one update, of one or more mini-batches.
 """
 
 from __future__ import annotations
@@ -165,6 +164,10 @@ class Training:
         self._schedules.stepped(self._updates.add(loss, clip_norm, update))
         self.company.log(loss, share)
 
+    def mean_over(self, count: float) -> None:
+        """Says, before its backward, over how many samples, tokens, pixels a loss is a mean."""
+        self.company.mean_over(count)
+
     def log(self, loss: torch.Tensor | float) -> None:
         """Notes the loss, for scripts that do backward and update themselves."""
         self.company.log(loss, self._updates.piece.share)
@@ -291,11 +294,6 @@ class Training:
         self._schedules.step_ends(self._updates.happened, group.steps)
         self._now.step_done(group.steps)
 
-    @property
-    def micro_batches(self) -> int:
-        """The pieces that every mini-batch is split into, as it does not fit the card whole."""
-        return self._now.order.micro_batches
-
     def steps_of(
         self, data: Any, batch_size: int | None = NOT_SAID, options: dict[str, Any] | None = None
     ) -> Steps:
@@ -312,16 +310,20 @@ class Training:
                 self.tell_unless_equal(self._epochs * (self.per_epoch or 0))
         return self._source
 
+    @property
+    def micro_batches(self) -> int:
+        """The pieces that every mini-batch is split into, as it does not fit the card whole."""
+        return self._now.order.micro_batches
+
     # -- one order ---------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        if not self._begun:
+        if not self._begun and not self._by_hand:
             self._begun = True
-            if not self._by_hand:
-                signal.signal(signal.SIGTERM, self._on_sigterm)
-                unfinished.add(self)
-                self._watch.begin(self.result)
-                self._begin_order()
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+            unfinished.add(self)
+            self._watch.begin(self.result)
+            self._begin_order()
 
     def _begin_order(self) -> None:
         order = self._now.order
@@ -347,10 +349,8 @@ class Training:
 
     def _vote(self, steps: int) -> int:
         """Whether to stop after so many steps of the order, and why."""
-        if self._stopping:
-            return SCRIPT
-        if self._told_to_leave:
-            return SIGNAL
+        if self._stopping or self._told_to_leave:
+            return SCRIPT if self._stopping else SIGNAL
         return LATE if self._now.is_late(steps) else GO
 
     def _is_wanted(self) -> bool:
@@ -367,8 +367,7 @@ class Training:
     def _next_order(self) -> bool:
         """Hands in, then waits for what to do next; False when the copy is to leave."""
         self._hand_in(self._stopped_because())
-        is_wanted = not self._stopping
-        order = self._now.next_order(lambda: is_wanted and not self._told_to_leave)
+        order = self._now.next_order(lambda: not self._stopping and not self._told_to_leave)
         if order is None:
             self.finish()
             return False

@@ -53,6 +53,10 @@ class Pace:
         self._wait_until_due(worked / self._speed)
         self._thread_mark = self._thread_clock()
 
+    def pass_over(self) -> None:
+        """What the thread has done since it caught up was the exchange's work, not the device's."""
+        self._thread_mark = self._thread_clock()
+
     def go_on(self) -> None:
         """The gang has exchanged its gradients: time that was waited is nobody's work."""
         self._is_first = False

@@ -10,6 +10,9 @@ import torch
 
 from hadar_cli.node.contract import Order
 from hadar_cli.node.last_words import SECOND_BACKWARD
+from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.training.gangs.errors import CannotShare
+from hadar_cli.node.training.gangs.losses import MEAN, SUM, terms_of
 from hadar_cli.node.training.gangs.noise import NoiseScale, square_of
 from hadar_cli.node.training.misuse.refused import Refused
 from hadar_cli.node.training.splitting import split
@@ -62,6 +65,7 @@ class Updates:
         self.noise: NoiseScale | None = None  # None: nobody asks for it, or the script cannot tell
         self._adds = 0  # times that t.step made an update
         self._first_share = 1.0
+        self._per_batch: list[float] = []  # what a split batch's last piece told of the whole
         self._part: Any = None  # the square of the gradient of a step's first piece
         self.piece = Piece()
         self._updates_itself = True  # the script does, unless t.step is at it
@@ -109,6 +113,8 @@ class Updates:
     def add(self, loss: torch.Tensor, clip_norm: float | None, update: bool) -> int:
         """Backward, and an update after the step's last mini-batch: of how many steps."""
         self._check_mark()
+        if self.piece.count > 1:
+            self._check_piece(loss)
         if (share := self.piece.share / self._batches) != 1.0:
             loss = loss * share
         if self._scaler:
@@ -131,6 +137,25 @@ class Updates:
             self._part = None
         self._update()
         return steps
+
+    def _check_piece(self, loss: torch.Tensor) -> None:
+        """A piece's loss is weighted by its samples."""
+        try:
+            terms = terms_of([loss])
+        except CannotShare:  # of which nobody can tell
+            return
+        if any(term.kind == SUM and not term.factors for term in terms):
+            raise CannotSplit("its loss is a sum over samples: t.step weights means")
+        counts = [float(term.count) / self.piece.share for term in terms if term.kind == MEAN]
+        if self._per_batch and any(
+            abs(mine - other) > 1e-3 * other
+            for mine, other in zip(counts, self._per_batch, strict=False)
+        ):
+            say_once(
+                "hadar: a mini-batch is split to fit the card, and its pieces, means over unlike "
+                "numbers of tokens, are weighted by their samples"
+            )
+        self._per_batch = counts if self.piece.is_last else self._per_batch or counts
 
     def _square(self) -> Any:
         grads = (p.grad for model in self._models for p in model.parameters())

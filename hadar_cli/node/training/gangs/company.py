@@ -80,6 +80,10 @@ class Company:
                 self._gang.begin_batch()
             yield batch
 
+    def mean_over(self, count: float) -> None:
+        if self._gang:
+            self._gang.mean_over = float(count)
+
     def end_step(self) -> None:
         if self._gang:
             self._gang.end_step()

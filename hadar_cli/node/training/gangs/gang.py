@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from hadar_cli.node.contract import Membership, MemberSpeed, Update
-from hadar_cli.node.training.gangs.backward import Run, send_passes_to, weighted
+from hadar_cli.node.training.gangs.backward import Run, Weighing, Weights, send_passes_to
 from hadar_cli.node.training.gangs.cutting import Cutter, Part
 from hadar_cli.node.training.gangs.errors import CannotShare
-from hadar_cli.node.training.gangs.losses import SAMPLES, Kind, kind_of
+from hadar_cli.node.training.gangs.losses import Term, terms_of
 from hadar_cli.node.training.gangs.meeting import Meeting
 from hadar_cli.node.training.gangs.noise import NoiseScale
 from hadar_cli.node.training.gangs.reduction import Reduction
@@ -23,7 +21,10 @@ from hadar_cli.node.training.gangs.shares import Balance
 from hadar_cli.node.training.gangs.timing import Memory, Speed, Stopwatch
 
 _NO_PASS = _ORDER_ENDS = -1
-_UNLIKE = 1e-3  # of frozen weights' absolute sum; devices add in different orders
+_WIDTH = 16  # numbers that are told at once, whatever they are: those of another kind are noticed
+_OF_STEP, _OF_LOSS = range(2)
+_UNLIKE = 1e-3  # of weights, or their absolute sum; devices round and add in their own ways
+_LOOKED_AT = 256  # numbers of the weights
 GO, LATE, SIGNAL, SCRIPT = range(4)  # whether a member wants to stop after this step, and why
 
 
@@ -49,6 +50,19 @@ class Trained:
         frozen = [p.detach() for p in self.parameters() if not p.requires_grad]
         numbers = [p for p in frozen if p.is_floating_point()]
         return sum(float(p.abs().sum(dtype=torch.float64)) for p in numbers)
+
+    def some_weights(self) -> tuple[list[float], list[float]]:
+        """As many numbers of all weights, and how far from rounding they are to be trusted."""
+        weights = [p.detach().reshape(-1) for p in dict.fromkeys(self.parameters()) if p.numel()]
+        taken = weights[:: -(-len(weights) // _LOOKED_AT)]
+        each = _LOOKED_AT // max(1, len(taken))
+        found, apart = [], []
+        for weight in taken:
+            some = weight[:: -(-len(weight) // each)][:each]
+            numbers = torch.view_as_real(some)[..., 0] if some.is_complex() else some
+            found.append(numbers.float())
+            apart += [max(_UNLIKE, 16 * _rounding(numbers.dtype))] * len(numbers)
+        return (torch.cat(found).tolist() if found else []), apart
 
     @property
     def device(self) -> torch.device:
@@ -76,6 +90,8 @@ class GangPace(Protocol):
 
     def catch_up(self) -> None: ...
 
+    def pass_over(self) -> None: ...
+
     def go_on(self) -> None: ...
 
 
@@ -100,18 +116,20 @@ class Gang:
         shares = member.shares or (1.0 / member.size,) * member.size
         self._balance = Balance(shares)
         self.cutter = Cutter(member.rank, shares, trained.least_samples)
-        self._reduction = Reduction(self._meeting, trained.parameters, self._keep_pace)
+        self._reduction = Reduction(
+            self._meeting, trained.parameters, self._keep_pace, self._pass_over
+        )
         self._stopwatch, self._memory = Stopwatch(device), Memory(device)
         self._device = device
         self.stop = GO
         self._vote: Callable[[], int] = lambda: GO
         self._hear: Callable[[Any, Any], None] = lambda total, weight: None
         self._in_step = self._in_pass = self._has_exchanged = False
-        self._step = self._steps = self._passes = 0
+        self._step = self._steps = self._passes = self._life = 0
         self._batches = self._batches_left = 0
         self._part = Part(0, 0, 0, 1)
-        self._totals: dict[int, Any] = {}  # by pass: what the last one's loss was a mean over
-        self._constants: set[int] = set()  # passes whose script divides by a number of its own
+        self._weighing = Weighing(self._tell_of_loss)
+        self.mean_over: float | None = None  # what the script says of its next loss
         self._loss_weight: Any = 0.0
         self._losses: Any = 0.0  # noted since the last exchange, weighted
         self._losses_weight = 0.0
@@ -167,6 +185,10 @@ class Gang:
             self._go_on()
         self._stopwatch.step_ends()
         self._in_step = False
+        self._life += 1
+        if not self._life & (self._life - 1):  # ever more rarely
+            self._compare_weights()
+            self._go_on()
 
     def end_order(self) -> tuple[MemberSpeed, ...]:
         """Adds up what is left of the losses; who had which share, and how fast."""
@@ -174,12 +196,27 @@ class Gang:
             self._step = _ORDER_ENDS
             self._exchange(_NO_PASS, False)  # that all are at the end, before anything is added up
             self._hear_losses(self._sum(self._tail(0.0)))
+            self._compare_weights()
         self._meeting.need_all(False)
         shares = self._balance.shares
         return tuple(
             MemberSpeed(rank, share, speed.step_s, speed.wait_s)
             for rank, (share, speed) in enumerate(zip(shares, self._speeds, strict=True))
         )
+
+    def _compare_weights(self) -> None:
+        """They are the same numbers for all, or nearly: all make the same updates."""
+        mine, apart = self._trained.some_weights()
+        rows = self._meeting.gather([*mine, *[0.0] * (_LOOKED_AT - len(mine))])
+        largest = max((abs(number) for number in rows[0]), default=0.0)
+        for rank, theirs in enumerate(rows):
+            for first, own, part in zip(rows[0], theirs, apart, strict=False):
+                if abs(own - first) > part * (max(abs(own), abs(first)) + 0.01 * largest):
+                    raise CannotShare(
+                        f"the weights of rank {rank} are no longer those of rank 0: something of a "
+                        "member's own samples has reached them by another way than backward, such "
+                        "as a learning rate that follows its loss, or torch.autograd.grad"
+                    )
 
     def note(self, loss: torch.Tensor | float, piece: float) -> None:
         """A loss of this member's samples, or of a piece of them."""
@@ -198,51 +235,26 @@ class Gang:
             run(roots, seeds)
             return
         is_last = self._batches_left == 0 and self._piece().is_last
-        count, weight, total = self._weigh(self._kind(roots))
-        self._in_pass = True
+        weights = self._weigh(roots, seeds)
+        self._loss_weight, self._in_pass = weights.loss, True
         try:
             self._reduction.open(self._passes if is_last else None)
-            run(roots, weighted(roots, seeds, weight))
+            weights.run(run, roots, seeds)
             self._keep_pace()
             if is_last:
-                self._add_up(count, total)
+                self._add_up(weights.count, weights.total)
             else:
                 self._reduction.pile_up()
         finally:
             self._in_pass = False
 
-    def _kind(self, roots: Sequence[torch.Tensor]) -> Kind:
-        if len(roots) != 1 or self._piece().count > 1:  # whose shares count samples, too
-            return SAMPLES
-        kind = kind_of(roots[0])
-        if not kind.is_known:
-            _say_assumed(type(roots[0].grad_fn).__name__)
-            return SAMPLES
-        return kind
-
-    def _weigh(self, kind: Kind) -> tuple[Any, Any, Any]:
-        """What this member's loss counts, its gradients' weight, and the total that this supposes:
-        the last step's, where this one's is not known before all gradients are."""
+    def _weigh(self, roots: Sequence[torch.Tensor], seeds: Any) -> Weights:
         part = self._part
-        is_sum = kind.is_sum or (kind.by_script and self._passes in self._constants)
-        if is_sum or kind.count is None:
-            self._loss_weight = float(part.samples > 0) if is_sum else part.weight
-            return 0.0, self._loss_weight, None
-        found = torch.as_tensor(kind.count, dtype=torch.float32, device=self._device)
-        count = found.detach().reshape(()) * float(part.samples > 0)
-        total = self._totals.get(self._passes)
-        if total is None or self._batches > 1:
-            rows = self._meeting.gather([float(count), float(part.samples)])
-            is_first = kind.by_script and self._passes not in self._totals
-            if is_first and len({row[1] for row in rows}) == 1:
-                _say_assumed("a division")  # by a constant, or by samples: here it could be both
-            elif is_first and _is_constant(rows):
-                self._constants.add(self._passes)
-                return self._weigh(kind)
-            total = torch.tensor(sum(row[0] for row in rows), device=self._device)
-            self._totals[self._passes], self._loss_weight = total, count / total
-            return 0.0, self._loss_weight, None
-        return count, count / total, total
+        if self._piece().count > 1:  # whose shares count samples, too
+            return Weights((), part.weight, part.weight)
+        told, self.mean_over = self.mean_over, None
+        terms = terms_of(roots, seeds) if told is None else [Term.told(told)]
+        return self._weighing.weigh(terms, self._passes, part, self._batches)
 
     def _add_up(self, count: Any, total: Any) -> None:
         number, has_more = self._passes, self._reduction.has_more()
@@ -255,7 +267,7 @@ class Gang:
         found, factor = sent.to(tail.device), None
         if total is not None:
             factor, self._loss_weight = total / found[0], count / found[0]
-            self._totals[number] = found[0]
+            self._weighing.note_total(found[0])
         self._hear_losses(found)
         self._reduction.finish(number, any_has_more, factor)
         if self.noise and not number and not any_has_more:
@@ -293,43 +305,73 @@ class Gang:
 
     def _exchange(self, number: int, has_more: bool) -> bool:
         """Tells the others how this member is, hears of them; whether one has more gradients."""
-        part = self._part
-        self._stopwatch.stop(part.end - part.first)
         samples, seconds = self._stopwatch.read()
-        rows = self._meeting.gather(
+        rows = self._tell_all(
+            _OF_STEP,
+            number,
             [
-                *(float(self._step), float(number), float(self._vote()), float(has_more)),
-                *(float(samples), seconds, self._waited_s),
+                *(float(self._vote()), float(has_more), float(samples), seconds, self._waited_s),
                 *(float(self.cutter.ahead), self._memory.most(samples)),
-            ]
+            ],
         )
         self._waited_s = 0.0
-        self._check_together(rows)
-        self.stop = max(self.stop, *(int(theirs[2]) for theirs in rows))
+        self.stop = max(self.stop, *(int(theirs[0]) for theirs in rows))
         self._rebalance(rows)
         self._has_exchanged = True
-        return any(theirs[3] for theirs in rows)
+        return any(theirs[1] for theirs in rows)
+
+    def _tell_of_loss(self, numbers: Sequence[float]) -> list[list[float]]:
+        """What has to be known before backward; a member that waits for it does not work."""
+        self._keep_pace()
+        found = self._tell_all(_OF_LOSS, self._passes, numbers)
+        self._go_on()
+        return found
+
+    def _tell_all(self, about: int, number: int, told: Sequence[float]) -> list[list[float]]:
+        """Everyone's numbers, told at the same place of the same step."""
+        self._stopwatch.stop(self._part.end - self._part.first)
+        head = [float(about), float(self._step), float(number), float(len(told))]
+        found: list[list[float]] = [[] for _ in range(self.member.size)]
+        room = _WIDTH - len(head)
+        for first in range(0, max(1, len(told)), room):
+            row = [*head, *told[first : first + room]]
+            rows = self._meeting.gather([*row, *[0.0] * (_WIDTH - len(row))])
+            self._check_together(rows)
+            for mine, theirs in zip(found, rows, strict=True):
+                mine += theirs[len(head) : len(row)]
+        return found
 
     def _check_together(self, rows: list[list[float]]) -> None:
-        mine = rows[self.member.rank]
-        for rank, theirs in enumerate(rows):
-            if theirs[:2] != mine[:2]:
+        mine = rows[self.member.rank][:4]
+        for rank, (about, step, number, count) in enumerate(row[:4] for row in rows):
+            if [step, number] != mine[1:3]:
                 raise CannotShare(
-                    f"rank {rank} is at backward pass {theirs[1]:.0f} of step {theirs[0]:.0f}, "
-                    f"rank {self.member.rank} at {mine[1]:.0f} of {mine[0]:.0f}: one that decides "
+                    f"rank {rank} is at backward pass {number:.0f} of step {step:.0f}, "
+                    f"rank {self.member.rank} at {mine[2]:.0f} of {mine[1]:.0f}: one that decides "
                     "by its own samples whether it trains on them cannot share its steps"
+                )
+            if [about, count] != [mine[0], mine[3]]:
+                raise CannotShare(
+                    f"the loss of rank {rank} is not made as that of rank {self.member.rank}: one "
+                    "that adds up what its own samples ask for cannot share its steps"
                 )
 
     def _rebalance(self, rows: list[list[float]]) -> None:
-        for speed, theirs in zip(self._speeds, rows, strict=True):
-            speed.note(theirs[5], theirs[6])
-        self._balance.note([int(theirs[4]) for theirs in rows], [theirs[5] for theirs in rows])
-        if better := self._balance.better(self._part.batch, [theirs[8] for theirs in rows]):
-            self.cutter.change(better, int(max(theirs[7] for theirs in rows)))
+        """By all members' samples, seconds, seconds waited, batches cut ahead, room for samples."""
+        samples, seconds, waited, ahead, most = zip(*(row[2:] for row in rows), strict=True)
+        for speed, worked_s, waited_s in zip(self._speeds, seconds, waited, strict=True):
+            speed.note(worked_s, waited_s)
+        self._balance.note([int(count) for count in samples], seconds)
+        if better := self._balance.better(self._part.batch, most):
+            self.cutter.change(better, int(max(ahead)))
 
     def _keep_pace(self) -> None:
         if self._pace:
             self._pace.catch_up()
+
+    def _pass_over(self) -> None:
+        if self._pace:
+            self._pace.pass_over()
 
     def _go_on(self) -> None:
         if self._pace:
@@ -337,22 +379,11 @@ class Gang:
         self._stopwatch.start()
 
 
-def _is_constant(rows: list[list[float]]) -> bool:
-    """Whether all divide by the same number, whatever their samples: by the whole batch's, then."""
-    counts, samples = zip(*(row for row in rows if row[1]), strict=True)
-    return len(set(counts)) == 1 and len(set(samples)) > 1
+def _rounding(kind: torch.dtype) -> float:
+    return float(torch.finfo(kind).eps) if kind.is_floating_point else 0.0
 
 
 def _refuse_wrapped(models: Sequence[torch.nn.Module]) -> None:
     for model in models:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise CannotShare("training shares the steps itself: give it the model without DDP")
-
-
-@functools.cache
-def _say_assumed(node: str) -> None:
-    print(
-        f"hadar: how a loss made by {node} is averaged cannot be seen: its gang takes it for a "
-        "mean over samples",
-        file=sys.stderr,
-    )

@@ -95,9 +95,11 @@ class Reduction:
         self,
         meeting: Meeting,
         parameters: Callable[[], Iterable[Parameter]],
-        on_bucket: Callable[[], None],
+        before_bucket: Callable[[], None],
+        after_bucket: Callable[[], None],
     ) -> None:
-        self._meeting, self._parameters, self._on_bucket = meeting, parameters, on_bucket
+        self._meeting, self._parameters = meeting, parameters
+        self._before_bucket, self._after_bucket = before_bucket, after_bucket
         self._known: list[Parameter] = []  # in an order that is the same for all members
         self._hooks: dict[Parameter, Any] = {}
         self._plans: dict[int, list[Bucket]] = {}
@@ -208,8 +210,9 @@ class Reduction:
             )
         bucket.waits_for.discard(parameter)
         while self._next < len(self._plan) and not self._plan[self._next].waits_for:
-            self._on_bucket()
+            self._before_bucket()
             self._plan[self._next].send(self.measures)
+            self._after_bucket()
             self._next += 1
 
     def _add_bases(self) -> None:
