@@ -130,9 +130,10 @@ class Weighing:
             return Weights((), *2 * of_terms[0][1:], counts[terms[0]], seen.totals[0])
         if len(terms) == 1 or (not counts and len(own) == len(terms)):
             return Weights((), *2 * of_terms[0][1:])
-        # What a loss of several kinds of terms adds up to is told nearly: only its sum is known.
-        is_one = len({weights[t] for t in own}) == 1 if not counts else len(own) == 1
-        return Weights(of_terms, loss=weights[own[0]] if is_one else part.weight)
+        # Of a loss whose terms have several weights only the sum is known: it is told nearly.
+        theirs = [float(weights[term]) for term in own]
+        is_one = bool(theirs) and max(theirs) - min(theirs) <= _ALIKE
+        return Weights(of_terms, loss=theirs[0] if is_one else part.weight)
 
     def note_total(self, total: Any) -> None:
         """Of the pass that was weighed last, now that all have told."""

@@ -169,7 +169,7 @@ class Gang:
         self._step, self._passes = number, 0
         self._batches = self._batches_left = batches
         self._in_step, self._has_exchanged = True, False
-        self._steps += 1
+        self._steps, self._life = self._steps + 1, self._life + 1
         if self._steps == 1:
             self._go_on()
 
@@ -185,10 +185,6 @@ class Gang:
             self._go_on()
         self._stopwatch.step_ends()
         self._in_step = False
-        self._life += 1
-        if not self._life & (self._life - 1):  # ever more rarely
-            self._compare_weights()
-            self._go_on()
 
     def end_order(self) -> tuple[MemberSpeed, ...]:
         """Adds up what is left of the losses; who had which share, and how fast."""
@@ -196,7 +192,6 @@ class Gang:
             self._step = _ORDER_ENDS
             self._exchange(_NO_PASS, False)  # that all are at the end, before anything is added up
             self._hear_losses(self._sum(self._tail(0.0)))
-            self._compare_weights()
         self._meeting.need_all(False)
         shares = self._balance.shares
         return tuple(
@@ -317,6 +312,9 @@ class Gang:
         self._waited_s = 0.0
         self.stop = max(self.stop, *(int(theirs[0]) for theirs in rows))
         self._rebalance(rows)
+        is_first, is_rare = number <= 0, not self._life & (self._life - 1)
+        if self._step == _ORDER_ENDS or (is_first and is_rare):  # ever more rarely
+            self._compare_weights()
         self._has_exchanged = True
         return any(theirs[1] for theirs in rows)
 
