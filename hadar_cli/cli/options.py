@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,6 +130,13 @@ def channels(words: list[str] | None) -> list[Channel]:
     from hadar_cli.config.settings import parse_channel, read_channels, settings_path
 
     return [*read_channels(settings_path()), *map(parse_channel, words or [])]
+
+
+def finite(value: float | None) -> float | None:
+    """Neither ``nan`` nor ``inf``, which pass as numbers and every limit."""
+    if value is not None and not isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
 
 
 def print_json(content: Any) -> None:

@@ -119,6 +119,9 @@ def test_bad_lines_are_reported_and_the_rest_is_used(desk: Path) -> None:
         (("jobs.csv", "--cluster", "v100:1", "--free-sizes"), "needs Sia's profiles"),
         (("jobs.csv", "--cluster", "v100:1", "--throughputs", "."), "holds no profiles"),
         (("jobs.csv", "--cluster", "v100:1", "--blind", "--noise", "0.5"), "--noise"),
+        (("jobs.csv", "--cluster", "v100:1", "--noise", "nan"), "not a finite number"),
+        (("jobs.csv", "--cluster", "v100:1", "--slot", "inf"), "not a finite number"),
+        (("jobs.csv", "--cluster", "v100:1", "--policy", "hadar:reserve=2"), "policy.reserve"),
         (
             ("jobs.csv", "--cluster", "v100:1", "--blind", "--policy", "hadare"),
             "hadare forks jobs, so it always knows",

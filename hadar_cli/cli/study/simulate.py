@@ -17,6 +17,7 @@ from hadar_cli.cli.options import (
     DEFAULT_RUNS,
     AsJson,
     RunsDir,
+    finite,
     print_json,
     read_inventory,
     require_file,
@@ -65,7 +66,10 @@ Policies = Annotated[
 Slot = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", min=0.1, help="How long a round lasts; by default as in the mix, or 360."
+        metavar="SECONDS",
+        min=0.1,
+        callback=finite,
+        help="How long a round lasts; by default as in the mix, or 360.",
     ),
 ]
 Restart = Annotated[
@@ -73,6 +77,7 @@ Restart = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
+        callback=finite,
         help="What a start on new devices costs; by default 10, on stand-ins for GPUs 2.",
     ),
 ]
@@ -81,6 +86,7 @@ Sync = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
+        callback=finite,
         help="What a hand-in of a forked copy costs; by default 10, on stand-ins for GPUs 0.2.",
     ),
 ]
@@ -90,6 +96,7 @@ Noise = Annotated[
         metavar="SHARE",
         min=0,
         max=0.99,
+        callback=finite,
         help="Lengths told to the scheduler are off by up to this share, e.g. 0.5.",
     ),
 ]

@@ -22,7 +22,7 @@ from hadar_cli.core.policies.gangs.queue import Allocation, Decision, Queue
 from hadar_cli.core.policies.gangs.sizes import Sizes, thrifty_rates
 from hadar_cli.core.policies.gangs.turns import Turns, take_turns
 from hadar_cli.core.policies.port import register
-from hadar_cli.errors import unknown
+from hadar_cli.errors import InputError, unknown
 
 CHOICES = {
     "prices": ("fluid", "paper"),
@@ -68,6 +68,9 @@ class Hadar:
             if value not in known:
                 problem = f"there is no {field} {value!r}"
                 raise unknown(problem, str(value), known, field=f"policy.{field}")
+        if not 0 <= self.reserve < 1:
+            problem = f"{self.reserve} is not a share of the time"
+            raise InputError(problem, field="policy.reserve", fix="from 0 to less than 1, e.g. 0.1")
 
     def allocate(self, queue: Queue, memory: HadarMemory | None = None) -> Decision:
         if not len(queue):
