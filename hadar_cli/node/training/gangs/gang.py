@@ -60,7 +60,7 @@ class Trained:
         for weight in taken:
             some = weight[:: -(-len(weight) // each)][:each]
             numbers = torch.view_as_real(some)[..., 0] if some.is_complex() else some
-            found.append(numbers.float())
+            found.append(numbers.float().cpu())  # weights may lie on several devices
             apart += [max(_UNLIKE, 16 * _rounding(numbers.dtype))] * len(numbers)
         return (torch.cat(found).tolist() if found else []), apart
 
