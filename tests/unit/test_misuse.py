@@ -1,6 +1,7 @@
 """What would train something else under hadar than by hand is refused, with what to change."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -197,6 +198,58 @@ def test_an_optimizer_of_the_moment(tmp_path, monkeypatch):
             inner.step()
         t.step(model(x).mean())
     assert orders.results()[0]["steps"] == 8
+
+
+@pytest.mark.parametrize("kind", ["by steps and epochs", "one after the other"])
+def test_schedulers_that_do_not_tick_together(kind, place):
+    """All would be moved to the job's place alike."""
+    model = net()
+    optimizer = sgd(model)
+    one, other = LinearLR(optimizer, 0.1, total_iters=8), StepLR(optimizer, 1, 0.5)
+    t = training(model, optimizer, [one, other])
+    by_steps = kind == "by steps and epochs"
+    with refuses(place, "LinearLR ticks where StepLR does not"):
+        for epoch in t.epochs(2):
+            for x in t.loader(batches()):
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+                if by_steps:
+                    one.step()
+            if not by_steps:
+                (other if epoch else one).step()
+        raise Passed
+
+
+def test_a_parameter_group_that_comes_later(place):
+    model = torch.nn.Sequential(net(), net())
+    optimizer = sgd(model[1])
+    t = training(model, optimizer)
+    with refuses(place, r"parameter group.*requires_grad_\(True\)"):
+        for epoch in t.epochs(2):
+            if epoch:
+                optimizer.add_param_group({"params": list(model[0].parameters())})
+            for x in t.loader(batches()):
+                t.step(model(x).mean())
+        raise Passed
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_what_is_left_of_an_epoch_where_a_process_begins_within_it(is_right, tmp_path, monkeypatch):
+    orders = Orders(tmp_path, monkeypatch, 6)
+    model = net()
+    for part in ((0, 1), (1, 3)):
+        orders.process(part)
+        optimizer = sgd(model)
+        t = training(model, optimizer, accumulate=3)
+        loader = batches()
+        refused = pytest.raises(Refused, match=r"t\.ends_epoch")
+        with refused if part == (1, 3) and not is_right else nullcontext(), t:
+            for i, x in enumerate(t.loader(loader)):
+                model(x).mean().backward()
+                if (i + 1) % 3 == 0 or (t.ends_epoch if is_right else i + 1 == len(loader)):
+                    optimizer.step()
+                    optimizer.zero_grad()
 
 
 # -- loops that do not train -----------------------------------------------------------------

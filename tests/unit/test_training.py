@@ -24,6 +24,7 @@ from hadar_cli.node.training.attempt import Attempt, say_once
 from hadar_cli.node.training.checkpoints import checkpoint
 from hadar_cli.node.training.misuse.refused import Refused
 from hadar_cli.node.training.pacing import Pace
+from tests.support.orders import Orders
 
 torch.set_num_threads(1)
 
@@ -519,6 +520,40 @@ def test_a_schedule_that_the_script_ticks_moves_to_the_jobs_place(order, unit, t
     assert ticked[-1] == ticks
     at = 51 if unit == "step" else 11
     assert result_of(placed)["lr"][0] == pytest.approx(1e-3 / at)
+
+
+MILESTONES = {
+    "milestones": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 5], 0.1),
+    "milestones after others": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o,
+        [
+            torch.optim.lr_scheduler.ConstantLR(o, 0.5, 1),
+            torch.optim.lr_scheduler.MultiStepLR(o, [1, 4], 0.1),
+        ],
+        [1],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MILESTONES)
+def test_a_schedule_with_milestones_goes_on_in_a_new_process(kind, tmp_path, monkeypatch):
+    def rates() -> list[float]:
+        model, found = torch.nn.Linear(1, 1), []
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        with training(model, optimizer, MILESTONES[kind](optimizer)) as t:
+            for x, _ in t.loader(Numbers(32), batch_size=4):
+                found.append(optimizer.param_groups[0]["lr"])
+                t.step(model(x).mean())
+        return found
+
+    by_hand = rates()
+    orders = Orders(tmp_path, monkeypatch, 8)
+    under = []
+    for part in ((0, 3), (3, 4), (4, 8)):
+        orders.process(part)
+        under += rates()
+    assert under == pytest.approx(by_hand)
+    assert len(set(by_hand)) >= 3
 
 
 def test_ticking_a_schedule_twice_is_an_error():

@@ -79,7 +79,7 @@ def training(
         schedules = Schedules([unwrapped(s, "scheduler") for s in as_list(scheduler)], schedule)
     extras = {**(state or {}), **({"scaler": ScalerState(scaler)} if scaler else {})}
     parts = checkpoint.Parts(as_list(model), optimizers, schedules.schedulers, extras)
-    updates = Updates(parts.models, optimizers, scaler)
+    updates = Updates(parts.models, optimizers, scaler, accumulate > 1)
     evaluation = Evaluation(evaluate, higher_is_better) if evaluate else None
     return Training(parts, updates, schedules, accumulate, evaluation, epochs)
 

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hadar_cli.node.last_words import MISCOUNTED
 from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.training.misuse.refused import Refused
 
 UNITS = ("step", "epoch")
 
@@ -74,6 +75,7 @@ class Schedules:
         self.position = position
         if self._is_told or self._ticks() == self._seen:
             return
+        self._refuse_unlike_ticks()
         if self._is_ours and self._unit == "step":
             raise RuntimeError(
                 "the learning-rate schedule is ticked twice, by t.step after every update and by "
@@ -96,6 +98,7 @@ class Schedules:
             return
         self._steps += 1
         if self._ticks() != self._seen:
+            self._refuse_unlike_ticks()
             self._unit, self._steps_per_tick, self._steps = "step", self._steps, 0
             self._tick_for(steps - 1)
         elif self._is_ours:
@@ -108,8 +111,22 @@ class Schedules:
 
     def epoch_ends(self) -> None:
         """Ticks for an epoch unless the script has just done so."""
+        self._refuse_unlike_ticks()
         if self._unit == "epoch" and self._is_ours and self._ticks() == self._seen:
             self.tick()
+
+    def _refuse_unlike_ticks(self) -> None:
+        """All are moved to the job's place alike, so they must tick together; by hand none is."""
+        if self._is_told or self.position is None or len(self._placed) < 2:
+            return
+        ticked = [now != seen for now, seen in zip(self._ticks(), self._seen, strict=True)]
+        if any(ticked) and not all(ticked):
+            one, other = (type(self._placed[ticked.index(is_one)]).__name__ for is_one in (1, 0))
+            raise Refused(
+                f"{one} ticks where {other} does not: hadar cannot tell where in the job each is",
+                "make one scheduler of them (SequentialLR one after the other, LambdaLR as you "
+                "like), or tick all of them together",
+            )
 
     def _tick_for(self, steps: int) -> None:
         for _ in range(steps):

@@ -57,7 +57,9 @@ class Updates:
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         scaler: Any,
+        accumulates: bool = False,
     ) -> None:
+        self.accumulates = accumulates  # as the script says
         self._models, self._optimizers, self._scaler = models, optimizers, scaler
         self.happened = False  # since the step began
         self.leaves_rest = False  # a mini-batch was given since the last update

@@ -375,9 +375,12 @@ def _put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The part of a state that JSON can hold; the script rebuilds functions and objects itself."""
+    """The part of a state that JSON can hold as it is, which knows no keys but texts; the script
+    rebuilds functions, objects and the milestones of a MultiStepLR itself."""
     if isinstance(value, Mapping):
-        items = ((str(k), _plain(v)) for k, v in value.items())
+        if not all(isinstance(key, str) for key in value):
+            return _UNSTORABLE
+        items = ((k, _plain(v)) for k, v in value.items())
         return {k: v for k, v in items if v is not _UNSTORABLE}
     if isinstance(value, (list, tuple)):
         plain = [_plain(v) for v in value]

@@ -37,6 +37,7 @@ class _Updates(Protocol):
 
     happened: bool
     leaves_rest: bool  # mini-batches came after the last one
+    accumulates: bool
 
     @property
     def may_skip(self) -> bool: ...
@@ -56,13 +57,14 @@ class Watch:
         self._models, self._given, self._schedulers = models, optimizers, schedulers
         self._optimizers = Optimizers(models, optimizers)
         self._steps = 0  # begun in this process
-        self._is_in_step = self._is_flushing = False
+        self._is_in_step = self._is_in_loop = self._is_flushing = False
         self._heard = False  # a gradient or an update
         self._was_ahead = False
         self._is_ahead = False  # the second step was asked for before anything came of the first
         self._idle = 0  # steps since something was last heard or begun
         self._hooks: list[Any] = []
         self._lengths: list[int | None] = []  # of the data sets that t.loader was given
+        self._groups = 0  # of the optimizers, when the first order began
         self._is_on = False  # by hand a script may do as it likes
 
     def begin(self, result: Path | None) -> None:
@@ -78,7 +80,7 @@ class Watch:
             _hooks.pop().remove()
         _hooks.append(register_optimizer_step_pre_hook(lambda o, *_: self._optimizers.begins(o)))
         _hooks.append(register_optimizer_step_post_hook(lambda o, *_: self._updated(o)))
-        self._is_on = True
+        self._is_on, self._groups = True, self._count_groups()
 
     def end(self) -> None:
         """No order is left; updates are still heard, as they would be lost."""
@@ -107,6 +109,7 @@ class Watch:
                 "its mini-batches would be counted as steps that were trained",
                 _NOT_TRAINING,
             )
+        self._is_in_loop = True
         self._listen()
 
     def step_begins(self) -> None:
@@ -115,6 +118,13 @@ class Watch:
         if not self._steps:
             refuse_schedulers_left_out(self._given, self._schedulers)
             self._listen()
+        if self._count_groups() > self._groups:
+            raise Refused(
+                "a parameter group came to an optimizer after training had begun: a process that "
+                "goes on from here would begin without its state",
+                "give the optimizer all groups before training(...), and thaw layers by "
+                "requires_grad_(True): until then an optimizer leaves them alone",
+            )
         self._steps += 1
         self._is_in_step = True
 
@@ -122,6 +132,13 @@ class Watch:
         if not self._is_on:
             return
         if not self._updates.happened and not self._updates.may_skip:
+            waits = self._updates.accumulates and any(map(_has_gradient, self._given))
+            if waits and self._is_in_loop:  # a framework has a mind of its own
+                raise Refused(
+                    "the last of a step's accumulated mini-batches made no update",
+                    "(i + 1) % N == 0 or t.ends_epoch: not a count up to len(loader), for an order "
+                    "may begin within an epoch",
+                )
             say_once(f"{NO_UPDATE}; if it accumulates, say training(..., accumulate=N)")
         if self._updates.happened and self._updates.leaves_rest:
             say_once(f"{EARLY_UPDATE}: gradients after it are lost where another copy goes on")
@@ -149,6 +166,9 @@ class Watch:
         flush()
         self._is_flushing = False
         self.loop_ends()
+
+    def _count_groups(self) -> int:
+        return sum(len(optimizer.param_groups) for optimizer in self._given)
 
     # -- what it hears -----------------------------------------------------------------------
 
