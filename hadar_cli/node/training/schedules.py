@@ -121,7 +121,9 @@ class Schedules:
             return
         ticked = [now != seen for now, seen in zip(self._ticks(), self._seen, strict=True)]
         if any(ticked) and not all(ticked):
-            one, other = (type(self._placed[ticked.index(is_one)]).__name__ for is_one in (1, 0))
+            one, other = (
+                type(self._placed[ticked.index(is_one)]).__name__ for is_one in (True, False)
+            )
             raise Refused(
                 f"{one} ticks where {other} does not: hadar cannot tell where in the job each is",
                 "make one scheduler of them (SequentialLR one after the other, LambdaLR as you "
