@@ -184,8 +184,10 @@ class _Head:
         told = watch(state, rates, now)
         self._housekeeper = Housekeeper(store, state)
         observer = Observers([told, self._housekeeper, self._home, needs, interrupts])
-        waiting = (copy.weights for job in state.jobs.values() for copy in job.handed_in.values())
-        merger = StoreConsolidator(store, doubted=filter(None, waiting))
+        jobs = state.jobs.values()
+        doubted = [copy.weights for job in jobs for copy in job.handed_in.values() if copy.weights]
+        doubted += [begun.weights for job in jobs for begun in job.generations.values()]
+        merger = StoreConsolidator(store, doubted)
         names = [device.name for device in devices]
         tracker = Tracker(facts.mix, names, state, self._journal, merger, now, observer)
         self._requests = RequestHandler(store, tracker, now)

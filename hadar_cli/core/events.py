@@ -138,6 +138,8 @@ class WeightsMerged:
     refused_for: dict[str, Unfit] = field(default_factory=dict)  # by attempt
     bytes_in: int = 0  # of all that was handed in for it
     optimizer: bool = True  # whether the weights came with the optimizer's state
+    #: of accepted copies that are late, by attempt: the share of their updates that was added
+    late: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

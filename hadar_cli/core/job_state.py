@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hadar_cli.core import events
@@ -25,6 +26,19 @@ class Failure:
     log: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a merge committed, as copies are given it."""
+
+    files: tuple[str, ...]  # the weights, and before them where the optimizer's state is
+    #: the attempts whose weights these are the mean of; none that was late
+    made_by: tuple[str, ...]
+
+    @property
+    def weights(self) -> str:
+        return self.files[-1]
+
+
 @dataclass(slots=True)
 class JobState:
     """One job's progress as committed, and what its copies still have in hand.
@@ -38,8 +52,10 @@ class JobState:
     #: merges so far; 0 as long as there are no weights
     generation: int = 0
     weights: str | None = None
-    #: the attempts that these weights were merged of
+    #: see Generation's
     made_by: tuple[str, ...] = ()
+    #: by number: the latest one, and those that copies began with which may still hand in
+    generations: dict[int, Generation] = field(default_factory=dict)
     #: the last weights that came with the optimizer's state
     optimizer: str | None = None
     effective_steps: float = 0.0
@@ -207,6 +223,41 @@ class JobState:
             return False
         return copy.generation == self.generation
 
+    def base_of(self, copy: events.CopyStarted) -> Generation | None:
+        """The committed weights that the copy began with, also if others came after them; None if
+        those never came to be."""
+        base = self.generations.get(copy.generation)
+        return base if base and (not copy.follows or base.made_by == (copy.follows,)) else None
+
+    def may_count(self, copy: events.CopyStarted) -> bool:
+        """Whether what the copy trained can be in the next merge, in time or late."""
+        return self.is_based_on_latest(copy) or self.base_of(copy) is not None
+
+    def remember(self, begun: Iterable[int]) -> None:
+        """Notes the latest generation beside those that copies began with, and forgets others."""
+        held = {number: self.generations[number] for number in {*begun} & self.generations.keys()}
+        if self.weights:
+            held[self.generation] = Generation(tuple(self.files), self.made_by)
+        self.generations = held
+
+    def steps_gained(
+        self,
+        in_time: Sequence[events.CopyStarted],
+        late: Iterable[events.CopyStarted],
+        shares: Mapping[str, float],
+    ) -> float:
+        """How far a merge of these goes, in steps: averaging shortens the way, a scaled learning
+        rate makes up for it. Of late updates, shares are added."""
+        steps = [self.handed_in[copy.attempt].steps for copy in in_time]
+        gained = 0.0
+        if steps:
+            lr_gain = sum(copy.lr_scale for copy in in_time) / len(in_time)
+            gained = sum(s * s for s in steps) / sum(steps) * lr_gain
+        for copy in late:
+            share = shares.get(copy.attempt, 0.0)
+            gained += share * copy.lr_scale * self.handed_in[copy.attempt].steps
+        return gained
+
     def take_back(self, copy: events.CopyStarted, done: StepSet) -> events.CopyStarted | None:
         """Steps that a copy has not done are free again, or go to the copy that goes on in its
         process: returned as it is then."""
@@ -246,6 +297,9 @@ class JobState:
         assert self.remaining == self.job.target_steps - len(self.done), "steps are miscounted"
         assert not (self.is_paused and self.is_over), "it is over, and waits"
         assert (self.generation > 0) == (self.weights is not None), "weights without a merge"
+        for number in (self.generation, *(copy.generation for copy in self.active.values())):
+            is_committed = 0 < number <= self.generation
+            assert not is_committed or number in self.generations, "what copies began with is lost"
         assert (self.finished_at is not None) == self.is_trained, "its end has no time"
         assert (self.began_at is not None) == bool(self.active), "its time is miscounted"
         assert all(copy.purpose == TRAIN for copy in self.active.values()), "a side task trains"

@@ -238,8 +238,8 @@ class RunState:
         done = StepSet.of(event.slices)
         if len(done) != event.steps or not done <= StepSet.of(started.slices):
             raise ValueError(f"attempt {event.attempt} claims steps it was not given")
-        if done and not job.is_based_on_latest(started):
-            raise ValueError(f"attempt {event.attempt} trained weights that are merged already")
+        if done and not job.may_count(started):
+            raise ValueError(f"attempt {event.attempt} trained weights that never were the job's")
 
     def _check_merge(self, event: events.WeightsMerged) -> None:
         job = self.jobs[event.job]
@@ -304,25 +304,27 @@ class RunState:
 
     def _commit(self, event: events.WeightsMerged) -> None:
         job = self.jobs[event.job]
-        steps = []
-        for attempt in event.accepted:
-            finished = job.handed_in.pop(attempt)
-            job.done = job.done | StepSet.of(finished.slices)
-            for device in self.started[attempt].devices:
+        copies = [self.started[attempt] for attempt in event.accepted]
+        in_time = [copy for copy in copies if job.is_based_on_latest(copy)]
+        gained = job.steps_gained(in_time, [c for c in copies if c not in in_time], event.late)
+        for copy in copies:
+            job.done = job.done | StepSet.of(job.handed_in.pop(copy.attempt).slices)
+            for device in copy.devices:
                 job.failures.pop(device, None)
-            steps.append(finished.steps)
         for attempt, why in event.refused:
             if unused := job.handed_in.pop(attempt, None):
                 job.free |= StepSet.of(unused.slices)
             job.fail(Failure(attempt, self.device_of(attempt), Loss.REFUSED, why))
-        if not steps:
+        if not event.accepted:
             job.is_stopping = False  # whoever said so is not believed
             return
         job.generation = event.generation
-        job.weights, job.made_by = event.weights, event.accepted
+        job.weights, job.made_by = event.weights, tuple(c.attempt for c in in_time)
         if event.optimizer:
             job.optimizer = event.weights
-        job.effective_steps += sum(s * s for s in steps) / sum(steps) * self._lr_gain(event)
+        job.effective_steps += gained
+        under_way = (*job.active, *job.side_tasks, *job.handed_in)
+        job.remember(self.started[attempt].generation for attempt in under_way)
         job.remaining = job.job.target_steps - len(job.done)
         if job.is_trained:
             job.finished_at = event.t
@@ -357,11 +359,6 @@ class RunState:
         else:
             self._unmeasured.pop(job.job.id, None)
 
-    def _lr_gain(self, event: events.WeightsMerged) -> float:
-        """A scaled learning rate makes up for the averaging: see DESIGN of merging in the docs."""
-        scales = [self.started[attempt].lr_scale for attempt in event.accepted]
-        return sum(scales) / len(scales)
-
     def _forget_devices(self, devices: set[str]) -> None:
         """Nothing that was learned of them holds for whatever has their names now."""
         self.avoided = {pair: one for pair, one in self.avoided.items() if pair[1] not in devices}
@@ -381,6 +378,7 @@ class RunState:
             job.active.clear()
             job.side_tasks.clear()
             job.handed_in.clear()
+            job.remember(())
             if not job.cut_short:
                 job.is_stopping = False
                 job.free = all_steps(job.job.target_steps) - job.done

@@ -25,6 +25,7 @@ class Foresight:
     def _is_alone(self, copy: CopyStarted) -> bool:
         job = self._state.jobs[copy.job]
         is_only = list(job.active) == [copy.attempt] and not job.handed_in
+        is_only = is_only and job.is_based_on_latest(copy)
         # What is committed of a rounded hand-in is not quite what its process would go on from.
         is_exact = copy.attempt not in self._held.rounded
         return is_only and is_exact and copy.attempt not in self._held.late
@@ -56,5 +57,5 @@ class Foresight:
         return [
             copy.attempt
             for copy in job.active.values()
-            if copy.follows and copy.follows not in job.active and not job.is_based_on_latest(copy)
+            if copy.follows and copy.follows not in job.active and not job.may_count(copy)
         ]

@@ -46,7 +46,7 @@ class _Meeting:
 
     began: float
     came: tuple[events.CopyFinished, ...]
-    waited_s: float
+    waited_s: float | None  # by those in time; None: there are none
 
 
 @dataclass(slots=True)
@@ -79,6 +79,10 @@ class Intake:
         self.executor.adopt(orders)
         for order in orders:
             self.held.hold(replace(order, hand_in=self.meetings.rules.hand_in))  # for all we know
+            copy = self.tracker.state.started[order.attempt]
+            is_late = copy.generation < self.tracker.state.jobs[copy.job].generation
+            if order.returns_weights and is_late:
+                self.held.late.add(order.attempt)
             self.meetings.expect(order.job.id, self.executor.now() + order.seconds)
 
     def take(self, report: Report) -> None:
@@ -206,7 +210,9 @@ class Intake:
             self._end_meeting(job)
             return
         came = tuple(job.handed_in.values())
-        waited_s = sum(map(self._wait_of, came)) / len(came)
+        started = self.tracker.state.started
+        waits = [self._wait_of(c) for c in came if job.is_based_on_latest(started[c.attempt])]
+        waited_s = sum(waits) / len(waits) if waits else None
         # From now: patience with the late is no cost of merging.
         self._merges[number] = _Meeting(self.executor.now(), came, waited_s)
         self.held.merging.add(number)
@@ -221,7 +227,8 @@ class Intake:
             self.failures.judge(copy.attempt)
         merge_s = self.executor.now() - meeting.began
         job, outcome = self.tracker.state.jobs[report.job], report.outcome
-        self.meetings.learn(report.job, meeting.waited_s + merge_s, outcome.bytes)
+        if meeting.waited_s is not None:
+            self.meetings.learn(report.job, meeting.waited_s + merge_s, outcome.bytes)
         self.learns.observe_size(report.job, outcome.bytes, outcome.optimizer)
         self._tell_what_is_too_dear(job)
         self._end_meeting(job)
@@ -345,6 +352,7 @@ class Intake:
         left_s = self.meetings.coming_s(copy, now)
         if left_s is None:
             return False
-        idle = (self.tracker.state.device_of(attempt) for attempt in job.handed_in)
+        came = (self.tracker.state.device_of(attempt) for attempt in job.handed_in)
+        idle = (device for device in came if device not in self.held.busy)
         missed = left_s * sum(self.rates.rate(copy.job, device) for device in idle)
         return missed > self.views.steps_by(copy, 0.0)

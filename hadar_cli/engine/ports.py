@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from hadar_cli.core.estimates.goodput import Update
@@ -173,6 +173,15 @@ class NodeSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class Lateness:
+    """Of a copy that comes to a later merge than its own: what it trained, and how."""
+
+    base: str  # hash of the weights that it began with
+    merges: int  # since then, without the one that it joins
+    lr_scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Contribution:
     """One copy's weights and the work in them."""
 
@@ -181,6 +190,7 @@ class Contribution:
     weights: str
     steps: int
     batch_size: int
+    late: Lateness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +212,7 @@ class Consolidated:
     refused: tuple[Refusal, ...]
     bytes_in: int = 0  # of all contributions
     optimizer: bool = True  # whether the optimizer's state is with the weights
+    late: Mapping[str, float] = field(default_factory=dict)  # see ``WeightsMerged``
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from hadar_cli.engine.ports import (
     Failed,
     HandedIn,
     Journal,
+    Lateness,
     Merged,
     Observer,
 )
@@ -228,16 +229,10 @@ class Tracker:
         job = self.state.jobs[started.job]
         return attempt in job.active or attempt in job.side_tasks
 
-    def _is_late(self, report: HandedIn) -> bool:
-        """Whether what it trained is no longer, or never became, the job's latest weights."""
-        started = self.state.started[report.attempt]
-        is_latest = self.state.jobs[started.job].is_based_on_latest(started)
-        return report.result.steps > 0 and not is_latest
-
     def _objection(self, report: HandedIn) -> tuple[Loss, str] | None:
         """Why a result cannot be counted, as a reason and in words."""
         result, started = report.result, self.state.started[report.attempt]
-        if self._is_late(report):
+        if result.steps > 0 and not self.state.jobs[started.job].may_count(started):
             return Loss.STALE, Loss.STALE.text
         given = StepSet.of(started.slices)
         try:
@@ -271,6 +266,7 @@ class Tracker:
                 finished.weights,
                 finished.steps,
                 job.job.batch_size,
+                self._lateness(job, self.state.started[attempt]),
             )
             for attempt, finished in job.handed_in.items()
             if finished.weights
@@ -286,6 +282,13 @@ class Tracker:
             return Merged(number, outcome, self._clock() - began)
 
         return merge
+
+    def _lateness(self, job: JobState, copy: events.CopyStarted) -> Lateness | None:
+        if job.is_based_on_latest(copy):
+            return None
+        base = job.base_of(copy)
+        assert base, "what it trained never were the job's weights"
+        return Lateness(base.weights, job.generation - copy.generation, copy.lr_scale)
 
     def merged(self, report: Merged) -> None:
         """Commits a merge; only this makes its copies' steps count."""
@@ -303,6 +306,7 @@ class Tracker:
                 {one.attempt: one.reason for one in merged.refused},
                 merged.bytes_in,
                 merged.optimizer,
+                dict(merged.late),
             )
         )
 

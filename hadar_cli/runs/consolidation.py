@@ -18,8 +18,8 @@ _DAMAGED = "its file was damaged on the head's disk"
 class StoreConsolidator:
     """Merges what copies handed in and keeps the result before anyone hears of it.
 
-    What comes in is hashed on the way. ``doubted`` came in to an earlier head, which the disk may
-    have outlived badly: it is hashed again before it is merged.
+    What comes in is hashed on the way. ``doubted`` came in to an earlier head, or is what late
+    copies began with, which the disk may have outlived badly: it is hashed again before it is used.
     """
 
     def __init__(self, store: RunStore, doubted: Iterable[str] = ()) -> None:
@@ -28,13 +28,18 @@ class StoreConsolidator:
     def consolidate(
         self, inputs: Sequence[Contribution], base: str | None, rules: MergeRules, warmth: float
     ) -> Consolidated:
-        damaged = [c.attempt for c in inputs if self._is_damaged(c.weights)]
+        damaged = [c.attempt for c in inputs if any(map(self._is_damaged, _files(c)))]
         whole = [c for c in inputs if c.attempt not in damaged]
         inputs = sorted(whole, key=lambda c: (c.copy, c.attempt))
         attempts = [c.attempt for c in inputs]
         copies = [
             tensors.Contribution(
-                number, self._store.object_path(c.weights), c.steps, c.batch_size, c.weights
+                number,
+                self._store.object_path(c.weights),
+                c.steps,
+                c.batch_size,
+                c.weights,
+                self._lateness(c),
             )
             for number, c in enumerate(inputs)
         ]
@@ -60,7 +65,14 @@ class StoreConsolidator:
             ),
             bytes_in=merged.bytes_in,
             optimizer=merged.has_optimizer,
+            late={attempts[number]: share for number, share in merged.late},
         )
+
+    def _lateness(self, copy: Contribution) -> tensors.Lateness | None:
+        if not copy.late:
+            return None
+        base = self._store.object_path(copy.late.base)
+        return tensors.Lateness(base, copy.late.merges, copy.late.lr_scale)
 
     def _is_damaged(self, digest: str) -> bool:
         if digest not in self._doubted:
@@ -71,3 +83,7 @@ class StoreConsolidator:
             return True
         self._doubted.remove(digest)
         return False
+
+
+def _files(copy: Contribution) -> list[str]:
+    return [copy.weights, copy.late.base] if copy.late else [copy.weights]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from hadar_cli.core import events
-from hadar_cli.core.state import RunState
+from hadar_cli.core.state import JobState, RunState
 from hadar_cli.engine.ports import Observer
 from hadar_cli.runs.finished_models import export_model, export_pretrained
 from hadar_cli.runs.store import RunStore, replace_durably
@@ -19,8 +19,7 @@ class Housekeeper(Observer):
     def __init__(self, store: RunStore, state: RunState) -> None:
         self._store, self._state = store, state
         self._inputs: dict[int, set[str]] = defaultdict(set)
-        self._given: dict[str, list[str]] = {}  # attempt under way -> what it was sent off with
-        self._generations = {number: job.files for number, job in state.jobs.items()}
+        self._generations = {number: _needed(job) for number, job in state.jobs.items()}
         for number, job in state.jobs.items():  # what the head before this one had still to merge
             self._inputs[number] = {c.weights for c in job.handed_in.values() if c.weights}
         self._collect(any(job.active for job in state.jobs.values()))
@@ -31,16 +30,11 @@ class Housekeeper(Observer):
 
     def happened(self, event: events.Event) -> None:
         match event:
-            case events.CopyStarted():
-                self._given[event.attempt] = self._state.jobs[event.job].files
             case events.CopyFinished():
-                self._given.pop(event.attempt, None)
                 job = self._state.started[event.attempt].job
                 if event.weights:
                     self._inputs[job].add(event.weights)
                 self._put_out_if_trained(job)
-            case events.CopyLost():
-                self._given.pop(event.attempt, None)
             case events.WeightsMerged():
                 self._tidy(event)
                 self._put_out_if_trained(event.job)
@@ -57,9 +51,7 @@ class Housekeeper(Observer):
     def _tidy(self, event: events.WeightsMerged) -> None:
         kept = self._generations[event.job]
         kept += [event.weights] if event.weights else []
-        # A copy that starts slowly may still have to read weights that others have left behind.
-        needed = {digest for given in self._given.values() for digest in given}
-        needed.update(self._state.jobs[event.job].files)
+        needed = _needed(self._state.jobs[event.job])
         old = [digest for digest in kept[:-KEPT_GENERATIONS] if digest not in needed]
         stale = self._inputs.pop(event.job, set()) | set(old)
         kept[:] = [digest for digest in kept if digest not in old]
@@ -74,3 +66,10 @@ class Housekeeper(Observer):
             export_pretrained(checkpoint, path.with_suffix(""))
             export_model(checkpoint, part)
             replace_durably(part, path)
+
+
+def _needed(job: JobState) -> list[str]:
+    """What its next copies start from; and what others started from, as who starts slowly may still
+    have to read it, and who hands in late is judged by it."""
+    begun = (digest for generation in job.generations.values() for digest in generation.files)
+    return list(dict.fromkeys([*begun, *job.files]))

@@ -38,6 +38,8 @@ OPTIMIZER = "optimizer/"
 STATE = "state/"
 OUTER = "outer/"
 
+NOBODY = -1  # the number of what stands for the copies in time, where there are none
+
 T = TypeVar("T")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -57,6 +59,15 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Lateness:
+    """Of a copy that comes to a later merge than its own: what it trained, and how."""
+
+    base: Path  # the weights that it began with
+    merges: int  # since then, without the one that it joins
+    lr_scale: float  # the factor on its learning rate
+
+
+@dataclass(frozen=True, slots=True)
 class Contribution:
     """A checkpoint that a copy handed in, and the work it claims for it."""
 
@@ -65,6 +76,7 @@ class Contribution:
     steps: int
     batch_size: int
     digest: str = ""  # the file's SHA-256, where it is known
+    late: Lateness | None = None
 
 
 @dataclass(frozen=True, slots=True)

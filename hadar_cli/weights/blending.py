@@ -27,6 +27,7 @@ from hadar_cli.core.estimates.merging import outlying, progress_factor
 from hadar_cli.core.model import MergeRules
 from hadar_cli.core.reasons import Unfit
 from hadar_cli.weights.admission import (
+    NOBODY,
     OPTIMIZER,
     OUTER,
     Copy,
@@ -38,6 +39,7 @@ from hadar_cli.weights.admission import (
 )
 from hadar_cli.weights.chunks import BLOCK, CHUNK, Piece, Scratch, divide, nbytes_of, write_at
 from hadar_cli.weights.finite import finite, not_finite, refuse_not_finite
+from hadar_cli.weights.late import LateCopy
 from hadar_cli.weights.safetensors_file import (
     DTYPES,
     FLOAT_MAX,
@@ -66,13 +68,18 @@ class Blend:
     """One attempt to merge these copies; it raises Refused for those that prove unfit."""
 
     def __init__(
-        self, copies: list[Copy], base: Checkpoint | None, rules: MergeRules, warmth: float = 1.0
+        self,
+        copies: list[Copy],
+        base: Checkpoint | None,
+        rules: MergeRules,
+        warmth: float = 1.0,
+        late: Sequence[LateCopy] = (),
     ) -> None:
-        self._copies, self._base, self._rules = copies, base, rules
-        self._leader = by_steps(copies)[0]
+        self._copies, self._base, self._rules, self._late = copies, base, rules, late
+        self.leader = by_steps(copies)[0]
         in_order = [copy for copy in by_steps(copies) if not copy.keeps_optimizer]
-        self._optimizer_leader = in_order[0] if in_order else self._leader
-        self._buffers = notes(self._leader.checkpoint).buffers
+        self._optimizer_leader = in_order[0] if in_order else self.leader
+        self._buffers = notes(self.leader.checkpoint).buffers
         total = sum(copy.weight for copy in copies)
         self._shares = [copy.weight / total for copy in copies]
         steps = [copy.steps for copy in copies]
@@ -99,34 +106,43 @@ class Blend:
         for data in self._chunks(tensors, out.fileno(), length):
             digest.update(data.data)
             length += data.size
-        steps, lengths = [copy.steps for copy in self._copies], np.sqrt(self._squares).tolist()
-        if outliers := [self._copies[i].id for i in outlying(steps, lengths)]:
+        self._refuse_outlying()
+        return digest.hexdigest(), length
+
+    def _refuse_outlying(self) -> None:
+        """Whose update is far longer than the others'; each is of the weights it began with."""
+        in_time = zip(self._copies, np.sqrt(self._squares).tolist(), strict=True)
+        lengths = {copy.id: (copy.steps, length) for copy, length in in_time}
+        lengths |= {copy.id: (copy.steps, copy.length) for copy in self._late}
+        lengths.pop(NOBODY, None)
+        numbers = list(lengths)
+        found_out = outlying(*zip(*lengths.values(), strict=True))
+        if outliers := [numbers[i] for i in found_out]:
             found = Objection(Unfit.OUTLYING, "its update is far longer than the others'")
             raise Refused(dict.fromkeys(outliers, found))
-        return digest.hexdigest(), length
 
     @functools.cached_property
     def is_one_copy(self) -> bool:
         """Whether the result is the only copy, byte for byte: a mean of one is that one."""
-        only = self._leader.checkpoint
+        only = self.leader.checkpoint
         is_all = list(self._tensors()) == list(only.tensors.values())
-        return len(self._copies) == 1 and only.is_whole and is_all
+        return len(self._copies) == 1 and not self._late and only.is_whole and is_all
 
     @property
     def has_optimizer(self) -> bool:
         return any(tensor.name.startswith(OPTIMIZER) for tensor in self._tensors())
 
     def check_leader(self) -> None:
-        for tensor in self._leader.layout.stored:
-            if tensor.name in self._leader.frozen:
+        for tensor in self.leader.layout.stored:
+            if tensor.name in self.leader.frozen:
                 self._check_hash(tensor)
-        if reason := not_finite(self._leader.checkpoint, self._base):
-            raise Refused({self._leader.id: Objection(Unfit.NOT_FINITE, reason)})
+        if reason := not_finite(self.leader.checkpoint, self._base):
+            raise Refused({self.leader.id: Objection(Unfit.NOT_FINITE, reason)})
 
     def _tensors(self) -> Iterator[Tensor]:
         """What the merged checkpoint will hold: what any copy trained, and what the base held."""
         rule = self._rules.optimizer_state
-        held = dict(self._leader.checkpoint.tensors)
+        held = dict(self.leader.checkpoint.tensors)
         for copy in self._copies:
             is_asked = rule == "average" or copy is self._optimizer_leader
             for tensor in copy.checkpoint.tensors.values():
@@ -143,32 +159,33 @@ class Blend:
 
     def _metadata(self, tensors: Iterable[Tensor]) -> dict[str, str]:
         """The leader's notes; of what does not train, those of the entries that are not stored."""
-        metadata = dict(self._leader.checkpoint.metadata)
+        metadata = dict(self.leader.checkpoint.metadata)
         stored = {tensor.name for tensor in tensors}
         frozen = {n: h for copy in self._copies for n, h in copy.frozen.items() if n not in stored}
-        if frozen != self._leader.frozen:
+        if frozen != self.leader.frozen:
             content = json.loads(metadata["hadar"]) | {"frozen": frozen}
             metadata["hadar"] = json.dumps(content)
         return metadata
 
     def _unchanged(self, tensor: Tensor) -> Checkpoint | None:
         """Where a tensor of weights stands as it is to be, if no copy changed it."""
-        if not is_weight(tensor) or any(tensor.name not in copy.frozen for copy in self._copies):
+        frozen = [copy.frozen for copy in self._copies] + [copy.frozen for copy in self._late]
+        if not is_weight(tensor) or any(tensor.name not in names for names in frozen):
             return None
         if self._base and tensor.name in self._base.tensors:
             return self._base
         self._check_hash(tensor)
-        return self._leader.checkpoint
+        return self.leader.checkpoint
 
     def _check_hash(self, tensor: Tensor) -> None:
         digest = hashlib.sha256()
         for start in range(0, tensor.size, BLOCK):
             block = np.empty(min(BLOCK, tensor.size - start), DTYPES[tensor.dtype])
-            self._leader.checkpoint.read_into(tensor.name, start, block)
+            self.leader.checkpoint.read_into(tensor.name, start, block)
             digest.update(block.data)
-        if digest.hexdigest() != self._leader.frozen[tensor.name]:
+        if digest.hexdigest() != self.leader.frozen[tensor.name]:
             why = f"{quote(tensor.name)} is not what its hash says"
-            raise Refused({self._leader.id: Objection(Unfit.UNLIKE, why)})
+            raise Refused({self.leader.id: Objection(Unfit.UNLIKE, why)})
 
     def _is_trained(self, tensor: Tensor) -> bool:
         return tensor.is_float and is_weight(tensor) and tensor.name not in self._buffers
@@ -176,7 +193,7 @@ class Blend:
     def _copy_leader(self, out: BinaryIO) -> tuple[str, int]:
         self.check_leader()
         digest = hashlib.sha256()
-        with self._leader.path.open("rb") as file:
+        with self.leader.path.open("rb") as file:
             while block := file.read(4 * CHUNK):
                 digest.update(block)
                 out.write(block)
@@ -251,7 +268,8 @@ class Blend:
                 refuse_not_finite(tensor, copies, blocks)
             return mean
         is_odd = tensor is weight and self._measure(weight, copies, blocks, origin, squares)
-        if not self._is_trained(weight) or (self._stride == 1.0 and not self._rules.outer):
+        is_mean = self._stride == 1.0 and not self._rules.outer and not self._late
+        if is_mean or not self._is_trained(weight):
             return mean
         if not is_odd:
             return self._carry_on(tensor, weight, start, mean, origin)
@@ -329,6 +347,9 @@ class Blend:
         np.copyto(here, origin)  # a cast of its own, as for the mean
         step = np.subtract(here, mean, out=mean)
         step *= self._stride
+        for copy in self._late:
+            if copy.is_trained(weight):
+                step -= copy.share * copy.update(weight, start, step.size)[0]
         if outer:
             momentum = self._momentum(weight, start, step.size)
             momentum *= outer.momentum

@@ -13,9 +13,11 @@ from pathlib import Path
 from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import StorageError
 from hadar_cli.weights.admission import (
+    NOBODY,
     OPTIMIZER,
     Contribution,
     Copy,
+    Lateness,
     Objection,
     Refused,
     admit,
@@ -24,9 +26,10 @@ from hadar_cli.weights.admission import (
 )
 from hadar_cli.weights.blending import Blend
 from hadar_cli.weights.finite import not_finite
+from hadar_cli.weights.late import LateCopy
 from hadar_cli.weights.safetensors_file import Checkpoint, CheckpointError
 
-__all__ = ["OPTIMIZER", "Contribution", "Merged", "merge", "validate"]
+__all__ = ["OPTIMIZER", "Contribution", "Lateness", "Merged", "merge", "validate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Merged:
     refused: tuple[tuple[int, Objection], ...]
     bytes_in: int  # of all files that were handed in
     has_optimizer: bool  # whether the optimizer's state is in the merged file
+    late: tuple[tuple[int, float], ...] = ()  # of those accepted, and the share of their updates
 
 
 def merge(
@@ -60,32 +64,65 @@ def merge(
     """
     with ExitStack() as stack:
         origin = stack.enter_context(Checkpoint(base)) if base else None
-        copies, refused = admit(contributions, origin, rules, stack)
+        copies, refused = admit([c for c in contributions if not c.late], origin, rules, stack)
+        late = _admit_late([c for c in contributions if c.late], origin, refused, stack)
         digest, size, is_written, has_optimizer = "", 0, False, False
-        while copies:
+        while copies or late:
             try:
-                blend = Blend(copies, origin, rules, warmth)
-                digest, size, is_written = _write(blend, copies[0], out)
+                blend = Blend(copies or [_unmoved(origin, stack)], origin, rules, warmth, late)
+                digest, size, is_written = _write(blend, out)
                 has_optimizer = blend.has_optimizer
                 break
             except Refused as refusal:
-                refused |= refusal.reasons
+                refused |= _blame(refusal)
                 copies = [copy for copy in copies if copy.id not in refused]
+                late = [copy for copy in late if copy.id not in refused]
             except OSError as error:
                 raise StorageError(f"cannot write {out}: {error.strerror}") from error
     if not is_written:
         out.unlink(missing_ok=True)
-    accepted = tuple(copy.id for copy in copies)
+    accepted = (*(copy.id for copy in copies), *(copy.id for copy in late))
     bytes_in = sum(c.path.stat().st_size for c in contributions if c.path.is_file())
     reasons = tuple(sorted(refused.items()))
-    return Merged(digest, size, is_written, accepted, reasons, bytes_in, has_optimizer)
+    shares = tuple((copy.id, copy.share) for copy in late)
+    return Merged(digest, size, is_written, accepted, reasons, bytes_in, has_optimizer, shares)
 
 
-def _write(blend: Blend, first: Copy, out: Path) -> tuple[str, int, bool]:
+def _admit_late(
+    contributions: Sequence[Contribution],
+    latest: Checkpoint | None,
+    refused: dict[int, Objection],
+    stack: ExitStack,
+) -> list[LateCopy]:
+    """Those of the late that can join; why others cannot is added to what is ``refused``."""
+    copies = []
+    for contribution in sorted(contributions, key=lambda contribution: contribution.copy):
+        assert latest, "nobody is late before there are weights"
+        try:
+            copies.append(LateCopy(contribution, latest, stack))
+        except Refused as refusal:
+            refused |= refusal.reasons
+    return copies
+
+
+def _unmoved(base: Checkpoint | None, stack: ExitStack) -> Copy:
+    """The base as if a copy had handed it in: what the late join where nobody is in time."""
+    assert base, "nobody is late before there are weights"
+    return Copy(Contribution(NOBODY, base.path, 1, 1), base, stack)
+
+
+def _blame(refusal: Refused) -> dict[int, Objection]:
+    if NOBODY in refusal.reasons:
+        raise CheckpointError(refusal.reasons[NOBODY].why)
+    return refusal.reasons
+
+
+def _write(blend: Blend, out: Path) -> tuple[str, int, bool]:
     """The result's digest and length, and whether it had to be written."""
-    if first.digest and blend.is_one_copy:
+    leader = blend.leader
+    if leader.digest and blend.is_one_copy:
         blend.check_leader()
-        return first.digest, first.checkpoint.bytes, False
+        return leader.digest, leader.checkpoint.bytes, False
     with out.open("wb") as file:
         digest, size = blend.write(file)
     return digest, size, True

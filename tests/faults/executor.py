@@ -225,7 +225,9 @@ class FaultyExecutor:
         frozen = weights.frozen_hash(order.job.id)
         self._world.trained[order.attempt] = trained
         is_first = not order.weights and not order.follows  # any shape or base would be right
-        match self.misfortune.struck(lies.BAD_WEIGHTS[2 * is_first :]):
+        struck = self.misfortune.struck(lies.BAD_WEIGHTS[2 * is_first :])
+        self._world.spoiled |= {order.attempt} if struck else set()
+        match struck:
             case "weights not finite":
                 tensors, base = weights.whole(np.full(weights.SIZE, np.nan)), None
             case "weights of another shape":

@@ -38,7 +38,9 @@ from hadar_cli.runs.request_handler import RequestHandler
 from hadar_cli.runs.requests import Inbox, Request
 from hadar_cli.runs.store import FileJournal, RunStore
 from hadar_cli.weights import admission as contributions
+from hadar_cli.weights import late
 from hadar_cli.weights.admission import Layout
+from hadar_cli.weights.late import LateCopy
 from hadar_cli.weights.safetensors_file import Array, Checkpoint
 from hadar_cli.weights.updates import UPDATE_OF, Update
 
@@ -206,6 +208,70 @@ def a_stop_frees_even_steps_done() -> AbstractContextManager[object]:
             job.free = all_steps(job.job.target_steps)
 
     return _instead(RunState, "_drop_copies", drop)
+
+
+# -- who is late -------------------------------------------------------------------------------
+
+
+@mutant
+def late_work_is_thrown_away() -> AbstractContextManager[object]:
+    return _instead(JobState, "may_count", JobState.is_based_on_latest)
+
+
+@mutant
+def late_copies_are_merged_as_if_in_time() -> AbstractContextManager[object]:
+    return _instead(Tracker, "_lateness", lambda *_: None)
+
+
+@mutant
+def late_updates_count_twice() -> AbstractContextManager[object]:
+    real = LateCopy.update
+
+    def update(copy: LateCopy, *where: Any) -> Any:
+        did, given = real(copy, *where)
+        return 2 * did, given
+
+    return _instead(LateCopy, "update", update)
+
+
+@mutant
+def neither_age_nor_direction_matters() -> AbstractContextManager[object]:
+    return _instead(late, "late_share", lambda lr_scale, merges, cosine: 1 / lr_scale)
+
+
+@mutant
+def direction_does_not_matter() -> AbstractContextManager[object]:
+    return _instead(late, "late_share", lambda scale, merges, cosine: 1 / scale / (1 + merges))
+
+
+@mutant
+def what_late_copies_began_with_is_garbage() -> AbstractContextManager[object]:
+    return _instead(housekeeping, "_needed", lambda job: job.files)
+
+
+@mutant
+def steps_of_late_copies_are_given_to_others() -> AbstractContextManager[object]:
+    real = RunState._commit
+
+    def commit(state: RunState, event: events.WeightsMerged) -> None:
+        real(state, event)
+        job = state.jobs[event.job]
+        for copy in job.active.values():
+            if copy.generation < job.generation:
+                job.free = job.free | StepSet.of(copy.slices)
+
+    return _instead(RunState, "_commit", commit)
+
+
+@mutant
+def a_late_copy_makes_weights_that_others_follow() -> AbstractContextManager[object]:
+    real = RunState._commit
+
+    def commit(state: RunState, event: events.WeightsMerged) -> None:
+        real(state, event)
+        state.jobs[event.job].made_by = event.accepted
+
+    return _instead(RunState, "_commit", commit)
 
 
 # -- weights -----------------------------------------------------------------------------------

@@ -172,3 +172,13 @@ def average(
     alpha = steps.max() * steps.sum() / (steps**2).sum()
     longer = (alpha - 1) * min(1.0, share_done / rules.warmup)
     return base + (1 + longer) * (mean - base)
+
+
+def late_update(base: Vector, copy: Trained, merges: int, lr_scale: float) -> tuple[Vector, float]:
+    """What a late copy adds to a merge of those who went on from its base to this one, and which
+    share of what it did that is."""
+    update, others = copy.made - copy.base, base - copy.base
+    product = float(np.linalg.norm(update) * np.linalg.norm(others))
+    cosine = float(update @ others) / product if product else 0.0
+    share = min(1.0, 1.0 + cosine) / lr_scale / (1 + merges)
+    return share * update, share

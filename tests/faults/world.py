@@ -117,6 +117,7 @@ class World:
         self.trained: dict[str, weights.Trained] = {}  # attempt -> what it truly did
         self.merged: dict[str, weights.Vector] = {}  # what commits were seen to hold
         self.states: dict[str, weights.Vector | None] = {}  # and of the optimizer's state
+        self.spoiled: set[str] = set()  # attempts whose weights are not what was trained
         self.unfit: set[str] = set()  # attempts that no merge may accept
         self.acknowledged: list[events.Event] = []
         self.executor: FaultyExecutor | None = None

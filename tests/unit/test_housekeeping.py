@@ -109,3 +109,42 @@ def test_several_models_keep_their_numbers(tmp_path):
     save_file({"model/0/w": one, "model/1/w": 2 * one}, tmp_path / "gan")
     export_model(tmp_path / "gan", tmp_path / "plain")
     assert load_file(tmp_path / "plain")["1/w"].tolist() == [2.0, 2.0]
+
+
+def test_what_a_late_copy_began_with_stays_until_it_is_merged(store, tmp_path):
+    """Also for a head that takes over meanwhile."""
+    state, happened = RunState(make_mix([90]).jobs), []
+    keeper = Housekeeper(store, state)
+
+    def happen(event: events.Event) -> None:
+        state.apply(event)
+        keeper.happened(event)
+        happened.append(event)
+
+    merged = []
+    for g in range(6):
+        given = ((g * 10, g * 10 + 10),)
+        merged.append(put(store, tmp_path, g + 0.5))
+        happen(events.CopyStarted(g, f"a{g}", 0, 1, "t4", 1, g, given))
+        happen(events.CopyFinished(g, f"a{g}", 10, given, 0, 1, 0, "steps", None))
+        happen(events.WeightsMerged(g, 0, g + 1, merged[-1], (f"a{g}",)))
+        if g == 0:
+            happen(events.CopyStarted(g, "late", 0, 2, "t400", 1, 1, ((80, 90),)))
+    state = RunState(make_mix([90]).jobs, happened)
+    keeper = Housekeeper(store, state)
+    assert store.object_path(merged[0]).exists()
+    assert not store.object_path(merged[1]).exists()
+    mine = put(store, tmp_path, 7.0)
+    happen(events.CopyFinished(8, "late", 10, ((80, 90),), 0, 9, 0, "steps", mine))
+    assert store.object_path(merged[0]).exists()
+    assert store.object_path(mine).exists()
+    last = put(store, tmp_path, 9.0)
+    happen(events.WeightsMerged(9, 0, 7, last, ("late",), late={"late": 0.5}))
+    assert not store.object_path(mine).exists()
+    for g in (7, 8):  # some generations are kept anyway
+        given = ((g * 10 - 10, g * 10),)
+        happen(events.CopyStarted(g, f"a{g}", 0, 1, "t4", 1, g, given))
+        happen(events.CopyFinished(g, f"a{g}", 10, given, 0, 1, 0, "steps", None))
+        digest = put(store, tmp_path, g + 0.75)
+        happen(events.WeightsMerged(g, 0, g + 1, digest, (f"a{g}",)))
+    assert not store.object_path(merged[0]).exists()

@@ -163,3 +163,73 @@ def test_what_was_sent_ahead_counts_only_behind_the_one_that_it_follows(state):
     state.apply(events.WeightsMerged(3.0, 0, 1, "hash", ("b",)))
     assert not job.is_based_on_latest(heir)
     assert job.is_based_on_latest(replace(heir, follows="b"))
+
+
+def merged(generation: int, *accepted: str, **fields: object) -> events.WeightsMerged:
+    return events.WeightsMerged(3.0, 0, generation, f"w{generation}", accepted, **fields)
+
+
+def with_a_late_copy(state: RunState) -> None:
+    """Generation 1 is of one copy alone; then "late" misses the merge of generation 2."""
+    for event in (
+        *(started("a", ((0, 10),)), finished("a", ((0, 10),)), merged(1, "a")),
+        started("b", ((10, 20),), generation=1),
+        started("late", ((20, 30),), generation=1),
+        *(finished("b", ((10, 20),)), merged(2, "b")),
+    ):
+        state.apply(event)
+        state.validate()
+
+
+def test_the_steps_of_a_late_copy_are_its_own_until_the_next_merge_counts_them_once(state):
+    job = state.jobs[0]
+    with_a_late_copy(state)
+    assert (len(job.done), len(job.free), len(job.in_hand)) == (20, 70, 10)
+    state.apply(finished("late", ((20, 28),)))
+    assert (len(job.done), len(job.free), len(job.in_hand)) == (20, 72, 8)
+    before = job.effective_steps
+    state.apply(merged(3, "late", late={"late": 0.25}))
+    state.validate()
+    assert (len(job.done), len(job.free), len(job.in_hand)) == (28, 72, 0)
+    assert job.effective_steps - before == pytest.approx(0.25 * 8)
+    with pytest.raises(ValueError, match="nothing to commit"):
+        state.apply(merged(4, "late", late={"late": 0.25}))
+
+
+def test_what_a_late_copy_began_with_is_known_until_it_is_merged(state):
+    job = state.jobs[0]
+    with_a_late_copy(state)
+    assert sorted(job.generations) == [1, 2]
+    assert job.base_of(state.started["late"]).weights == "w1"
+    state.apply(started("c", ((30, 40),), generation=2))
+    state.apply(finished("c", ((30, 40),)))
+    state.apply(merged(3, "c"))
+    assert sorted(job.generations) == [1, 3]
+    state.apply(finished("late", ((20, 30),)))
+    state.apply(merged(4, "late", late={"late": 0.2}))
+    assert sorted(job.generations) == [4]
+
+
+def test_a_late_copy_that_is_lost_returns_its_steps(state):
+    with_a_late_copy(state)
+    state.apply(events.CopyLost(4.0, "late", "its node is gone"))
+    assert state.jobs[0].free.ranges == ((20, 100),)
+
+
+def test_a_copy_that_is_late_from_before_the_first_merge_has_nothing_to_be_an_update_of(state):
+    state.apply(started("late", ((10, 20),)))
+    for event in (started("a", ((0, 10),)), finished("a", ((0, 10),)), merged(1, "a")):
+        state.apply(event)
+    assert not state.jobs[0].may_count(state.started["late"])
+    with pytest.raises(ValueError, match="never were the job's"):
+        state.apply(finished("late", ((10, 20),)))
+
+
+def test_weights_that_a_late_copy_is_in_are_not_those_that_its_process_goes_on_from(state):
+    job = state.jobs[0]
+    with_a_late_copy(state)
+    heir = replace(started("heir", ((30, 40),), generation=3), follows="late")
+    state.apply(finished("late", ((20, 30),)))
+    state.apply(merged(3, "late", late={"late": 0.2}))
+    assert job.made_by == ()
+    assert not job.may_count(heir)

@@ -43,6 +43,15 @@ def progress_factor(steps: Sequence[int], warmth: float = 1.0) -> float:
     return 1.0 + (full - 1.0) * warmth
 
 
+def late_share(lr_scale: float, merges: int, cosine: float) -> float:
+    """What share of its update a copy adds that comes ``merges`` too late.
+
+    Without its factor on the learning rate it goes as far as its steps do alone; less far by its
+    age, and by how much it goes back from where the others went since, if it does.
+    """
+    return (1.0 + min(0.0, cosine)) / ((1 + merges) * lr_scale)
+
+
 def outlying(steps: Sequence[int], lengths: Sequence[float]) -> list[int]:
     """Which updates (L2 distance from the base) are far longer than the others' for their steps.
 
