@@ -124,7 +124,7 @@ _LOSSES = {
     Loss.BAD_CLAIM: "it reports what cannot be",
     Loss.REFUSED: "its weights were refused",
     Loss.NO_WEIGHTS: "it reports steps but left no weights",
-    Loss.STALE: "it did not train the job's latest weights: the others went on without it",
+    Loss.STALE: "what it began with never were the job's weights: the others went on without it",
     Loss.NODE_GONE: "its node is gone",
     Loss.NODE_FORGOT: "its node knows nothing of it",
     Loss.PROCESS_GONE: "the process it was to go on in is gone",

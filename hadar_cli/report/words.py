@@ -294,6 +294,7 @@ def _merged(event: events.WeightsMerged, state: RunState) -> str:
         return f"{name} done in {took}: {job.job.target_steps:,} steps"
     done = job.job.target_steps - job.remaining
     copies = _copies(len(event.accepted), name)
+    copies += f", {len(event.late)} of them late" if event.late else ""
     so_far = f"{done:,} of {job.job.target_steps:,} steps counted so far"
     return f"merged {copies}: {so_far}, {job.effective_steps:,.0f} effective"
 

@@ -240,11 +240,6 @@ def neither_age_nor_direction_matters() -> AbstractContextManager[object]:
 
 
 @mutant
-def direction_does_not_matter() -> AbstractContextManager[object]:
-    return _instead(late, "late_share", lambda scale, merges, cosine: 1 / scale / (1 + merges))
-
-
-@mutant
 def what_late_copies_began_with_is_garbage() -> AbstractContextManager[object]:
     return _instead(housekeeping, "_needed", lambda job: job.files)
 

@@ -71,6 +71,28 @@ def test_a_job_done_and_its_quality() -> None:
     )[2:] == ["job-0 done in 9s: 100 steps", "d measures job-0", "job-0 trained: mse 0.500"]
 
 
+def test_a_merge_tells_how_many_copies_are_late() -> None:
+    happened = (
+        events.CopyStarted(7.0, "c", 0, 2, "d", 1, 1, ((60, 70),)),
+        events.CopyStarted(7.0, "late", 0, 2, "d", 1, 1, ((70, 80),)),
+        events.CopyFinished(8.0, "c", 10, ((60, 70),), 0, 1, 0, "steps", "w"),
+        events.WeightsMerged(9.0, 0, 2, "n", ("c",)),
+        events.CopyFinished(9.0, "late", 10, ((70, 80),), 0, 1, 0, "steps", "w"),
+        events.WeightsMerged(9.5, 0, 3, "o", ("late",), late={"late": 0.5}),
+    )
+    state = RunState(make_mix([100]).jobs)
+    state.apply(events.CopyStarted(0.0, "a", 0, 1, "d", 1, 0, ((0, 60),)))
+    state.apply(events.CopyFinished(1.0, "a", 60, ((0, 60),), 0, 1, 0, "steps", "w"))
+    state.apply(events.WeightsMerged(2.0, 0, 1, "m", ("a",)))
+    for event in happened:
+        state.apply(event)
+    words = describe(happened[-1], state)
+    assert (
+        words
+        == "merged 1 copy of job-0, 1 of them late: 80 of 100 steps counted so far, 75 effective"
+    )
+
+
 def test_quality_is_told_against_the_untrained_model() -> None:
     state = RunState(make_mix([10]).jobs)
     words = []
