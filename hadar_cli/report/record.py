@@ -53,7 +53,8 @@ class RunRecord:
     @cached_property
     def timeline(self) -> Timeline:
         goes_on = self.summary.state == "running"
-        return trace([device.name for device in self.devices], self.happened, goes_on)
+        names, jobs = [device.name for device in self.devices], self.facts.mix.jobs
+        return trace(names, self.happened, goes_on, jobs)
 
     @cached_property
     def histories(self) -> list[JobHistory]:

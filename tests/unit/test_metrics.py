@@ -94,6 +94,28 @@ def test_a_device_without_work_counts_for_us_but_not_for_the_paper():
     assert (summary.cru, summary.cru_paper) == (0.5, 1.0)
 
 
+def test_time_in_which_a_run_had_no_work_is_not_held_against_it():
+    more = Job(1, "more", 5, 16, workload="w1")
+    waited = [
+        *FORKED[:-1],  # all is trained and evaluated at 14
+        e.JobsAdded(100.0, (more,)),
+        started(102.0, "b3", "b", 0, 5, job=1),
+        finished(110.0, "b3", 0, 5, train_s=8.0),
+        e.WeightsMerged(110.0, 1, 1, "w", ("b3",)),
+        e.QueueClosed(150.0),
+        e.RunFinished(150.0),
+    ]
+    mix = replace(mix_of(10), jobs=(*mix_of(10).jobs, more))
+    summary = summarise("r", mix, [A, B], waited)
+    assert [device.no_work_s for device in summary.devices] == [86.0 + 40.0] * 2
+    assert sum(parts(summary, "a")) == 150.0 - 126.0
+    assert summary.cru == pytest.approx(20 / (2 * (150 - 126)))
+    assert summary.devices[1].busy_share == pytest.approx(12 / 24)
+    # A job that waits for a machine is work, whatever is added meanwhile.
+    queued = [e.HeadStarted(0.0, 1), e.JobsAdded(50.0, (more,)), e.RunStopped(60.0, "")]
+    assert summarise("r", mix, [A], queued).overhead.no_work_s == 0.0
+
+
 def test_a_job_tells_its_steps_quality_and_what_forking_was_worth():
     (job,) = forked().jobs
     assert (job.name, job.workload, job.steps_done, job.steps_target) == ("job-0", "w0", 10, 10)

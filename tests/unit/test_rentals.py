@@ -136,7 +136,7 @@ def test_costs_are_shared_by_the_time_that_copies_had_devices():
     jobs = [Job(0, "x", 10, 8), Job(1, "y", 10, 8)]
     spans = {"a": [Span("1", "a", 0, 0.0, 50.0)], "b": [Span("2", "b", 1, 10.0, 30.0)]}
     spans["free"] = [Span("3", "free", 1, 0.0, 100.0)]
-    timeline = Timeline(100.0, spans, Stretches([]), [])
+    timeline = Timeline(100.0, spans, Stretches([]), Stretches([]), [])
     rentals = [Rental("i-1", "b", "t", 36.0, 1000.0, 1070.0)]
     costs = costs_of(nodes, jobs, timeline, rentals, 50.0, 2000.0)
     assert costs and costs.total == pytest.approx(0.1 + 0.7)  # a for 100 s, b for 70

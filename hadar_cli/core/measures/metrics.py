@@ -8,10 +8,11 @@ Each device's time is split so that it adds up to the TTD:
     evaluate  attempts that only measure quality
     lost      attempts that brought nothing back: nobody knows what they did
     merge     between attempts, while the head was merging
+    no_work   between attempts, while the run waited for work: for a job, or for a paused one
     idle      between attempts, otherwise
 
-CRU is Σ busy / (devices × TTD). The paper's divides by the slots that were allocated instead, which
-forgives devices left without work.
+CRU is Σ busy / (devices × TTD), without the time in which there was no work. The paper's divides by
+the slots that were allocated instead, which forgives devices left without work.
 """
 
 from __future__ import annotations
@@ -53,12 +54,15 @@ def summarise(
     ledger = _Ledger(mix.jobs)
     for event in happened:
         ledger.add(event)
-    timeline = trace((device.name for device in devices), happened, goes_on)
+    timeline = trace((device.name for device in devices), happened, goes_on, mix.jobs)
     rates = _pair_rates(ledger.trained, mix, devices)
     states = ledger.state.jobs.values()
     ways = ways_of([state.job for state in states], devices, mix.policy.name, happened)
     jobs = tuple(replace(ledger.summary_of(state), ways=ways.get(state.job.id)) for state in states)
     each = tuple(_device_summary(device, ledger, timeline, rates) for device in devices)
+    overhead = Overhead(
+        *(fsum(getattr(device, part) for device in each) for part in Overhead.__slots__)
+    )
     jcts = [job.jct_s for job in jobs if job.jct_s is not None]
     busy_s = fsum(device.busy_s for device in each)
     bound_s = ledger.bound_s
@@ -70,15 +74,13 @@ def summarise(
         rounds=len(timeline.rounds),
         ttd_s=timeline.ends_at,
         mean_jct_s=sum(jcts) / len(jcts) if jcts else None,
-        cru=_share(busy_s, len(each) * timeline.ends_at),
+        cru=_share(busy_s, len(each) * timeline.ends_at - overhead.no_work_s),
         cru_paper=_share(busy_s, _allocated_s(timeline)),
         lower_bound_s=_bound(ledger.trained, mix, devices) if bound_s is None else bound_s,
         busy_s=busy_s,
         jobs=jobs,
         devices=each,
-        overhead=Overhead(
-            *(fsum(getattr(device, part) for device in each) for part in Overhead.__slots__)
-        ),
+        overhead=overhead,
         rates=rates,
         notes=tuple(ledger.notes),
     )
@@ -317,13 +319,14 @@ def _device_summary(
     spans = timeline.spans[device.name]
     trained = [span for span in spans if not (span.evaluates or span.lost)]
     busy_s = fsum(span.train_s for span in trained)
-    merge_s = fsum(timeline.merges.between(*gap) for gap in gaps(spans, timeline.ends_at))
+    between = list(gaps(spans, timeline.ends_at))
     parts = {
         "start_s": fsum(span.start_s for span in trained),
         "transfer_s": fsum(span.transfer_s for span in trained),
-        "merge_s": merge_s,
+        "merge_s": fsum(timeline.merges.between(*gap) for gap in between),
         "evaluate_s": fsum(span.seconds for span in spans if span.evaluates and not span.lost),
         "lost_s": fsum(span.seconds for span in spans if span.lost),
+        "no_work_s": fsum(timeline.no_work.between(*gap) for gap in between),
     }
     own = [rate for rate in rates if rate.device == device.name]
     own_s = fsum(rate.train_s for rate in own)
@@ -342,7 +345,7 @@ def _device_summary(
             if own_s
             else None
         ),
-        busy_share=busy_s / timeline.ends_at if timeline.ends_at else 0.0,
+        busy_share=_share(busy_s, timeline.ends_at - parts["no_work_s"]) or 0.0,
         busy_s=busy_s,
         wasted_s=fsum(s.train_s for s in trained if s.attempt not in ledger.counted_attempts),
         idle_s=max(0.0, timeline.ends_at - busy_s - fsum(parts.values())),

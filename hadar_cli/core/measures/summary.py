@@ -65,6 +65,7 @@ class DeviceSummary:
     merge_s: float
     evaluate_s: float
     lost_s: float
+    no_work_s: float
     idle_s: float
 
 
@@ -77,6 +78,7 @@ class Overhead:
     merge_s: float
     evaluate_s: float
     lost_s: float
+    no_work_s: float
     idle_s: float
 
 

@@ -7,9 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hadar_cli.core import events
+from hadar_cli.core.model import Job
+from hadar_cli.core.state import RunState
 
 # Where a device's time goes; ``metrics`` says what each of them means.
-PARTS = ("busy_s", "start_s", "transfer_s", "merge_s", "evaluate_s", "lost_s", "idle_s")
+PARTS = (
+    *("busy_s", "start_s", "transfer_s", "merge_s", "evaluate_s", "lost_s"),
+    *("no_work_s", "idle_s"),
+)
+
+
+# What a run may wait for that has nothing to train.
+_ENDS_OF_REST = (events.JobsAdded, events.JobsContinued, events.QueueClosed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class Timeline:
     ends_at: float
     spans: Mapping[str, Sequence[Span]]
     merges: Stretches
+    no_work: Stretches
     rounds: Sequence[tuple[float, float]]
 
 
@@ -96,6 +106,9 @@ class Tracing:
     merges: list[tuple[float, float]] = field(default_factory=list)
     rounds: list[tuple[float, float]] = field(default_factory=list)
     round_began: float | None = None
+    #: nothing was under way, until somebody gave the run work or let it end
+    no_work: list[tuple[float, float]] = field(default_factory=list)
+    at_rest_since: float = 0.0
 
     def add(self, event: events.Event) -> None:
         self.now = max(self.now, event.t)
@@ -108,6 +121,7 @@ class Tracing:
                 self._close(event.attempt, None)
             case events.WeightsMerged():
                 self.merges.append((event.t - max(0.0, event.seconds), event.t))
+                self.at_rest_since = self.now
             case events.RoundPlanned():
                 self._end_round()
                 self.round_began = self.now
@@ -119,6 +133,10 @@ class Tracing:
                 gone = event.gone
                 for attempt in [a for a, o in self.open.items() if not gone.isdisjoint(o.devices)]:
                     self._close(attempt, None)
+
+    def had_no_work(self, until: float) -> None:
+        if not self.open:
+            self.no_work.append((self.at_rest_since, until))
 
     def leave(self) -> None:
         """The head is gone: whatever was under way is not heard of again."""
@@ -136,6 +154,7 @@ class Tracing:
 
     def _close(self, attempt: str, finished: events.CopyFinished | None) -> None:
         if started := self.open.pop(attempt, None):
+            self.at_rest_since = self.now
             for device in self.spans.keys() & set(started.devices):
                 self._add_span(device, started, finished)
 
@@ -168,17 +187,34 @@ class Tracing:
 
 
 def trace(
-    devices: Iterable[str], happened: Iterable[events.Event], goes_on: bool = False
+    devices: Iterable[str],
+    happened: Sequence[events.Event],
+    goes_on: bool = False,
+    jobs: Sequence[Job] = (),
 ) -> Timeline:
     """Lays a journal out in time. Attempts still under way at its end count as lost; as training,
-    so far, if the run ``goes_on``."""
+    so far, if the run ``goes_on``. ``jobs`` are all that it ever had."""
     tracing = Tracing({device: [] for device in devices})
+    state = _state_before(happened, jobs)
     for event in happened:
+        if state:
+            if isinstance(event, _ENDS_OF_REST) and not state.unfinished:
+                tracing.had_no_work(event.t)
+            state.apply(event)
         tracing.add(event)
     if goes_on:
         tracing.suppose_training()
     tracing.leave()
-    return Timeline(tracing.now, tracing.spans, Stretches(tracing.merges), tracing.rounds)
+    merges, no_work = Stretches(tracing.merges), Stretches(tracing.no_work)
+    return Timeline(tracing.now, tracing.spans, merges, no_work, tracing.rounds)
+
+
+def _state_before(happened: Iterable[events.Event], jobs: Iterable[Job]) -> RunState | None:
+    """The run's state at its beginning, where it may ever have had no work."""
+    asked = [event for event in happened if isinstance(event, _ENDS_OF_REST)]
+    added = [event.jobs for event in asked if isinstance(event, events.JobsAdded)]
+    later = {job.id for jobs in added for job in jobs}
+    return RunState([job for job in jobs if job.id not in later]) if asked else None
 
 
 def gaps(spans: Iterable[Span], ends_at: float) -> Iterator[tuple[float, float]]:
@@ -197,22 +233,22 @@ def split_over_time(timeline: Timeline, cells: int) -> dict[str, list[float]]:
     """
     width = timeline.ends_at / cells
     split = {part: [0.0] * cells for part in PARTS}
+    stretches = {"merge_s": timeline.merges, "no_work_s": timeline.no_work}
 
     def add(part: str, begin: float, end: float) -> None:
         for cell in range(int(begin / width), min(cells, int(end / width) + 1)):
             first, last = max(begin, cell * width), min(end, (cell + 1) * width)
             if first < last:
-                seconds = (
-                    timeline.merges.between(first, last) if part == "merge_s" else last - first
-                )
-                split[part][cell] += seconds
+                within = stretches.get(part)
+                split[part][cell] += within.between(first, last) if within else last - first
 
     for spans in timeline.spans.values():
         for span in spans:
             for begin, end, part in span.stages():
                 add(part, begin, end)
         for gap in gaps(spans, timeline.ends_at):
-            add("merge_s", *gap)
+            for part in stretches:
+                add(part, *gap)
     whole = len(timeline.spans) * width
     shares = {part: [seconds / whole for seconds in row] for part, row in split.items()}
     for cell in range(cells):

@@ -31,6 +31,7 @@ PARTS = {
     "merge_s": ("merge", "#CC79A7", "x"),
     "evaluate_s": ("evaluate", "#0072B2", "-"),
     "lost_s": ("lost", "#D55E00", "+"),
+    "no_work_s": ("no work", "rgba(128,128,128,0.08)", "."),
     "idle_s": ("idle", "rgba(128,128,128,0.22)", ""),
 }
 

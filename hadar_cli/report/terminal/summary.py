@@ -43,6 +43,7 @@ _PARTS = {
     "merge_s": ("merge", "░", "magenta"),
     "evaluate_s": ("evaluate", "=", "cyan"),
     "lost_s": ("lost", "×", "red"),
+    "no_work_s": ("no work", "·", "bright_black"),
     "idle_s": ("idle", "─", "bright_black"),
 }
 STATE_STYLES = {"finished": "green", "running": "cyan", "stopped": "yellow", "unfinished": "yellow"}
