@@ -235,6 +235,7 @@ class FaultyPlace:
         ]
         self.node_of = {device: node for node in self.nodes for device in node.devices}
         self.trained: dict[str, weights.Trained] = {}
+        self.spoiled: set[str] = set()
         self._epoch = 0
         self.executor: Executor = self._head()
         self.executor.adopt([])
