@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
@@ -147,17 +148,18 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
     return Outcome(*script.evaluate(base), time, compared, bytes_in)
 
 
+_orders = itertools.count()  # done in this process, each with a result of its own
+
+
 class _Script:
     """A workload's script under orders, as a node's agent would give them."""
 
     def __init__(self, workload: str, base_lr: float, steps: int, seed: int, folder: Path) -> None:
         self._workload, self._base_lr, self._seed = CATALOG[workload], base_lr, seed
-        self._result = folder / "result"
+        self._folder = folder
         self._module = _prepared(self._workload.module)
         self.batch_size = self._workload.batch_size["tiny"]
-        self._order = Order(
-            0, (), math.inf, result=self._result, total_steps=steps, job_seed=_seed(seed)
-        )
+        self._order = Order(0, (), math.inf, total_steps=steps, job_seed=_seed(seed))
         self._workers: dict[int, _Worker] = {}
         self._optimizer = folder / "optimizer"
 
@@ -196,9 +198,12 @@ class _Script:
         return quality["loss"], quality[self._workload.metric]
 
     def _run(self, order: Order) -> dict[str, Any]:
+        path = self._folder / f"result-{next(_orders)}"
+        order = replace(order, result=path)
         with _environment(order.variables()), _scaled(self._module, self._base_lr):
             self._module.main(["--preset", "tiny"])
-        result: dict[str, Any] = json.loads(self._result.read_text())
+        result: dict[str, Any] = json.loads(path.read_text())
+        path.unlink()
         return result
 
 
