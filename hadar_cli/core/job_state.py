@@ -217,6 +217,10 @@ class JobState:
         crumb_s = max(_CRUMB_S, 0.01 * (self.job.max_duration_s or 0.0))
         return self.is_stopping or self.is_cancelled or self.allowance_s(now) <= crumb_s
 
+    def takes_copies(self, now: float) -> bool:
+        """Whether anything may be started for its training, if there is work and a device."""
+        return not (self.is_over or self.is_resting or self.is_used_up(now))
+
     def is_based_on_latest(self, copy: events.CopyStarted) -> bool:
         """Whether the copy trains the weights as they are committed now, and none before them."""
         if copy.follows and self.made_by != (copy.follows,):

@@ -53,9 +53,12 @@ class Failures:
         last = job.last_failure
         is_last = last is not None and last.attempt == attempt
         device = last.device if last and is_last else copy.device
-        if job.failed or not self._suitability.allows(copy.job, (device,)):
+        is_needed = not job.is_over or job.is_unmeasured
+        # Another copy may have shown before that the two do not fit, while this one was at work.
+        is_avoided = (copy.job, device) in state.avoided
+        if not (is_needed and (is_avoided or self._suitability.allows(copy.job, (device,)))):
             return
-        if last:
+        if last and not is_avoided:
             if why := self._misfit(job, copy, last) if is_last else None:
                 self._tracker.avoid(copy.job, device, Loss.OUT_OF_MEMORY, why)
             elif (failures := job.failures.get(device, 0)) > job.job.retry:

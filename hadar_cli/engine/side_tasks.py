@@ -45,7 +45,7 @@ class SideTasks:
     def prepare(self, device: str, job: JobState) -> None:
         """Has the device start the process it will need for the job, unless it is there."""
         is_needed = self._held.warm.get(device) != job.job.id and self.stays(job)
-        if is_needed and self._may_use(job, device):
+        if is_needed and job.takes_copies(self._executor.now()) and self._may_use(job, device):
             self._send(job, device, "prepare")
 
     def _may_use(self, job: JobState, device: str) -> bool:

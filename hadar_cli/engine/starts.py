@@ -41,8 +41,8 @@ class Starts:
         """Whether the job's copies are about to meet, or are being merged, so that one more could
         not join them."""
         job = self.state.jobs[stint.job]
-        if not self.room(stint.job):
-            return False  # it is planned elsewhere by now: the device goes on with what comes next
+        if not (job.takes_copies(self.now()) and self.room(stint.job)):
+            return False  # called off or planned elsewhere: the device goes on with what comes next
         if job.ready and stint.job in self.held.merging:
             return True
         if not job.ready or not self.held.awaited(job):
@@ -62,8 +62,7 @@ class Starts:
         needed = max(LEAST_STINT_S, 1 / rate if rate else 0.0)
         needed += 0.0 if is_warm else self.held.start_cost_s
         job = self.state.jobs[stint.job]
-        is_open = bool(job.ready) and not (job.is_over or job.is_resting)
-        is_open = is_open and not job.is_used_up(self.now()) and self.room(stint.job) > 0
+        is_open = bool(job.ready) and job.takes_copies(self.now()) and self.room(stint.job) > 0
         may_start = is_open and self.suitability.allows(stint.job, stint.devices)
         return may_start and left > min(needed, self.slot_s / 2)
 

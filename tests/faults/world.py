@@ -165,7 +165,7 @@ class World:
         except HadarError as error:
             check_message(error, self)
             self._restore(error)
-            self._mend_broken_job()
+            self._mend_broken_job(error)
         finally:
             self.disk.is_watched = False
         self._struck_at = self._struck_at or self.clock.now
@@ -242,9 +242,12 @@ class World:
             self._backup[0].write_bytes(self._backup[1])
             self._backup = None
 
-    def _mend_broken_job(self) -> None:
-        """Somebody corrects its script, once it was said to have failed."""
-        if self.broken is not None and check_fails_alone(self, self.broken):
+    def _mend_broken_job(self, error: HadarError) -> None:
+        """Somebody corrects its script, once it was said to have failed. A head that a full disk
+        ended says nothing of jobs; the next one tries them all again."""
+        if self.broken is None or isinstance(error, StorageError):
+            return
+        if check_fails_alone(self, self.broken):
             self.broken = None
 
     def mend(self, node: SimulatedNode) -> None:

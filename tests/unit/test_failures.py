@@ -198,6 +198,32 @@ def test_refused_weights_count_against_their_pair_too():
     assert job.last_failure.device == device
 
 
+def test_a_job_fails_alone_also_where_its_last_order_had_been_sent_ahead():
+    world = make_world(make_mix([600]), make_nodes({"only": 1.0}))
+    for number in range(world.mix.jobs[0].retry):
+        fail(world, f"a{number}", "only")
+    start(world, "last", "only")
+    ahead = events.CopyStarted(
+        0.0, "ahead", 0, 0, "only", 1, 1, ((10, 20),), follows="last", inherits=True
+    )
+    world.tracker.record(ahead)
+    world.loop._take(Failed("last", Loss.BAD_CLAIM, "it reports steps that it was not given"))
+    assert happened(world, events.PairAvoided) and not world.state.failed
+    world.loop._take(Failed("ahead", Loss.STALE, "the others went on without it"))
+    assert [job.job.id for job in world.state.failed] == [0]
+    assert "it reports steps that it was not given" in happened(world, events.JobFailed)[0].why
+
+
+def test_a_cancelled_job_whose_last_copy_fails_is_over_and_has_not_failed():
+    world = make_world(make_mix([600]), make_nodes({"only": 1.0}))
+    for number in range(world.mix.jobs[0].retry):
+        fail(world, f"a{number}", "only")
+    start(world, "last", "only")
+    world.tracker.record(events.JobsCancelled(0.0, (0,), "1"))
+    world.loop._take(Failed("last", Loss.EXITED, "it exited with code 1", LOG))
+    assert world.state.jobs[0].ending == "cancelled" and not happened(world, events.JobFailed)
+
+
 def test_a_device_that_is_unfit_is_left_alone_at_once_and_the_job_is_not_blamed():
     world = make_world(make_mix([1000]))
     device, *others = world.loop._devices

@@ -80,6 +80,27 @@ def test_a_run_that_is_interrupted_in_a_merge_keeps_what_is_merged(monkeypatch):
     assert len(job.done) >= waiting
 
 
+def test_nothing_is_prepared_for_a_job_that_is_cancelled_while_it_is_merged(monkeypatch):
+    world = make_world(make_mix([4000, 400], slot_s=60.0))
+    slow(world, 0, monkeypatch)
+    world.loop._side_tasks.note(0, stays=True)
+
+    def cancel() -> None:
+        job = world.state.jobs[0]
+        if 0 in world.loop._held.merging and not job.is_cancelled:
+            world.tracker.record(events.JobsCancelled(world.executor.now(), (0,), "1"))
+            world.loop.heed()
+            world.loop._held.cool(world.loop._held.idle())  # their processes have left with it
+            world.loop._keep_devices_busy()
+
+    monkeypatch.setattr(world.loop._observer, "tick", cancel)
+    world.loop.run()
+    journal = world.journal.events
+    at = next(n for n, e in enumerate(journal) if isinstance(e, events.JobsCancelled))
+    later = [e.job for e in journal[at:] if isinstance(e, events.CopyStarted)]
+    assert later and 0 not in later
+
+
 def test_a_small_card_never_makes_the_large_one_begin_anew_or_wait_for_a_step(monkeypatch):
     """What is planned while the solo phase's last steps are merged is planned for the time after;
     and a card whose step takes 2 s is given none shortly before a meeting."""
