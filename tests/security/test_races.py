@@ -62,7 +62,7 @@ def test_a_pid_from_before_a_reboot_is_nobody_s(
     group, _ = stranger
     me = os.getpid()
     now = processes.start_time(me)
-    monkeypatch.setattr(processes, "_boot", lambda: 12345)
+    monkeypatch.setattr(processes, "boot", lambda: 12345)
     then = processes.start_time(me)
     assert now and then and now != then  # the same pid and the same tick, before a reboot
     monkeypatch.undo()
