@@ -25,7 +25,7 @@ import numpy as np
 
 from bench.frame import Row, beside
 from hadar_cli.core.model import MergeRules
-from hadar_cli.weights.blending import BLOCK, CHUNK
+from hadar_cli.weights.merge_arithmetic import BLOCK, CHUNK
 from hadar_cli.weights.merging import Contribution, merge
 from hadar_cli.weights.safetensors_file import DTYPES, Array, Checkpoint, Tensor, narrow, widen
 from hadar_cli.weights.safetensors_file import write as write_file

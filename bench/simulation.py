@@ -16,7 +16,7 @@ from bench.frame import Row, beside
 from bench.paper.batches import batch, own_table
 from hadar_cli.core.model import Mix, PolicyChoice
 from hadar_cli.simulation.executor import Costs
-from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.scenario import Scenario, simulate
 from hadar_cli.simulation.speeds import TableSpeeds, parse_cluster
 
 CLUSTER = "v100:20,p100:20,k80:20"

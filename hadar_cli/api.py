@@ -261,7 +261,7 @@ def run(
     from hadar_cli.core.model import devices_of
     from hadar_cli.runs.store import RunStore
     from hadar_cli.simulation.fitting import slot_for
-    from hadar_cli.simulation.rehearsal import gather
+    from hadar_cli.simulation.forecast import gather
 
     _require(mix, nodes)
     inventory, runs = priced(nodes, lambda words: None), Path(runs_dir)
@@ -291,8 +291,8 @@ def simulate(mix: Mix, nodes: Sequence[Node], policies: str | Sequence[str] = ()
     from hadar_cli import policies as registry
     from hadar_cli.core.model import PolicyChoice, are_accelerators, devices_of
     from hadar_cli.simulation.fitting import assumed_costs, slot_for
-    from hadar_cli.simulation.play import Scenario
-    from hadar_cli.simulation.play import simulate as simulate_one
+    from hadar_cli.simulation.scenario import Scenario
+    from hadar_cli.simulation.scenario import simulate as simulate_one
     from hadar_cli.simulation.speeds import ModelledSpeeds
 
     _require(mix, nodes)
@@ -312,7 +312,7 @@ def simulate(mix: Mix, nodes: Sequence[Node], policies: str | Sequence[str] = ()
 def facts_of(mix: Mix, inventory: tuple[Node, ...], runs: Path, name: str | None) -> RunFacts:
     """All that a new run's directory begins with."""
     from hadar_cli.runs.store import RunFacts
-    from hadar_cli.simulation.rehearsal import forecast
+    from hadar_cli.simulation.forecast import forecast
 
     now = datetime.now().astimezone()
     return RunFacts(

@@ -13,7 +13,7 @@ from hadar_cli.config.mixes import read_mix
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Device, Mix, PolicyChoice
 from hadar_cli.simulation.fitting import assumed_costs
-from hadar_cli.simulation.play import PolicyResult, Scenario, simulate
+from hadar_cli.simulation.scenario import PolicyResult, Scenario, simulate
 from hadar_cli.simulation.speeds import ModelledSpeeds
 from tests.support.lab import PROFILES
 

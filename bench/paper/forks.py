@@ -20,7 +20,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Progressed
 from hadar_cli.simulation.executor import SimulatedExecutor
 from hadar_cli.simulation.fitting import assumed_costs
-from hadar_cli.simulation.play import play
+from hadar_cli.simulation.scenario import run_rounds
 from hadar_cli.simulation.speeds import ModelledSpeeds
 
 TITLE = "Forks for each job: the theorem on maximal utilisation"
@@ -55,7 +55,7 @@ def run(mix: Mix, devices: tuple[Device, ...]) -> Outcome:
     speeds = ModelledSpeeds(mix.jobs, devices)
     executor = SimulatedExecutor(speeds.gang, assumed_costs(accelerators=True))
     policy = policies.create(mix.policy)
-    play(mix, devices, policy, executor, speeds.known(), state, listener)
+    run_rounds(mix, devices, policy, executor, speeds.known(), state, listener)
     summary = summarise("forks", mix, devices, listener.events)
     idle = idle_devices(listener.events, [device.name for device in devices])
     return Outcome(

@@ -23,7 +23,7 @@ from hadar_cli.core import events
 from hadar_cli.core.measures.metrics import summarise
 from hadar_cli.runs.store import find_run, read_journal
 from hadar_cli.simulation.fitting import scenario_like
-from hadar_cli.simulation.play import simulate
+from hadar_cli.simulation.scenario import simulate
 from tests.support.lab import running
 
 TITLE = "For real: five nodes over SSH"

@@ -22,7 +22,7 @@ from bench.paper.cache import Cache, NotMeasured
 from bench.paper.section import Setting, Text
 from hadar_cli.core.model import Mix, PolicyChoice
 from hadar_cli.simulation.executor import Costs
-from hadar_cli.simulation.play import Scenario, simulate, wrong_lengths
+from hadar_cli.simulation.scenario import Scenario, simulate, wrong_lengths
 from hadar_cli.simulation.shockwave import read_workload as read_shockwave
 from hadar_cli.simulation.sia import Profiles, read_workload
 from hadar_cli.simulation.speeds import TableSpeeds, parse_cluster

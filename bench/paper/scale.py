@@ -15,7 +15,7 @@ from bench.paper.cache import Cache, NotMeasured
 from bench.paper.section import Setting, Text
 from hadar_cli.core.model import Mix, PolicyChoice
 from hadar_cli.simulation.executor import Costs
-from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.scenario import Scenario, simulate
 from hadar_cli.simulation.speeds import TableSpeeds, parse_cluster
 
 TITLE = "Scale: 1,000 nodes, 100,000 jobs, and the head's bandwidth"

@@ -14,7 +14,7 @@ from bench.paper.section import Setting, Text
 from hadar_cli.core.estimates.gangs import PROPORTIONAL
 from hadar_cli.core.model import Job, Mix, PolicyChoice
 from hadar_cli.simulation.executor import Costs
-from hadar_cli.simulation.play import PolicyResult, Scenario, Work, simulate
+from hadar_cli.simulation.scenario import PolicyResult, Scenario, Work, simulate
 from hadar_cli.simulation.speeds import TableSpeeds, parse_cluster
 from hadar_cli.simulation.traces import Throughputs, read_trace
 

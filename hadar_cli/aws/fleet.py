@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hadar_cli.aws.account import Account, link_errors
-from hadar_cli.aws.asking import Demand, Tries
 from hadar_cli.aws.budget import FIRST_S, HAND_IN_S, LAST_S, Budget, Guard, PaidClock
+from hadar_cli.aws.demand import Demand, Tries
 from hadar_cli.aws.launching import (
     FOR_OTHERS,
     NODE,
@@ -24,12 +24,12 @@ from hadar_cli.aws.launching import (
     tags_of,
 )
 from hadar_cli.aws.machines import STARTING, UP, Machine, read_machines
-from hadar_cli.aws.settlement import NO_SWITCH, UNLISTED_S, Settlement
+from hadar_cli.aws.reconciliation import NO_SWITCH, UNLISTED_S, Reconciliation
 from hadar_cli.core.measures.costs import Rental
 from hadar_cli.core.model import AwsRequest, Node
 from hadar_cli.errors import HadarError
 from hadar_cli.nodes.wire import NoMoreError, NotYetError
-from hadar_cli.runs.rentals import RentalBook
+from hadar_cli.runs.rentals import RentalLog
 
 _LIST_EVERY_S = 2.0
 _LOOK_EVERY_S = 30.0  # whether what is paid for is still there
@@ -40,14 +40,14 @@ class Fleet:
 
     def __init__(self, account: Account, run: str, token: str, directory: Path) -> None:
         self._account, self._run, self._token = account, run, token
-        self.book, self._clock = RentalBook(directory), PaidClock()
+        self.rental_log, self._clock = RentalLog(directory), PaidClock()
         self.demand, self.tries = Demand(), Tries()
-        self.guard = Guard(lambda: bool(self.book.going), self._count)
+        self.guard = Guard(lambda: bool(self.rental_log.going), self._count)
         self.starting = threading.RLock()  # held by who looks whether there is one to start
         self._listing = threading.RLock()
         self._machines: list[Machine] = []
         self._listed_at = 0.0
-        self._looked_at = self.book.kept_at  # when a head last saw what there is
+        self._looked_at = self.rental_log.kept_at  # when a head last saw what there is
         self._fresh: dict[str, tuple[float, Machine]] = {}
         self._untried: dict[str, str] = {}  # started here, never reached: instance -> node
         self._let_go: set[str] = set()  # ended here: a list may still show them as running
@@ -78,20 +78,20 @@ class Fleet:
 
     def awaits(self, node: str) -> bool:
         """Whether one was asked for so lately that no list may show it yet."""
-        asked = (one for one in self.book.going if one.node == node and not one.instance)
+        asked = (one for one in self.rental_log.going if one.node == node and not one.instance)
         return any(self._clock.now() < one.since + UNLISTED_S for one in asked)
 
     def _list(self) -> None:
         asked_at = time.monotonic()
         found = self._described("tag:" + TOKEN, [self._token])
-        unseen = {one.instance for one in self.book.going} - {"", *(one.id for one in found)}
+        unseen = {one.instance for one in self.rental_log.going} - {"", *(one.id for one in found)}
         if unseen:  # whose tags somebody removed
             found += self._described("instance-id", sorted(unseen))
         found = [one for one in found if one.token in ("", self._token)]
         young = [one for at, one in self._fresh.values() if asked_at < at + UNLISTED_S]
         unlisted = {*self._let_go, *(one.id for one in young)}
         now, before = self._clock.now(), self._looked_at
-        Settlement(self.book, self._nodes, now, before).settle(found, unlisted)
+        Reconciliation(self.rental_log, self._nodes, now, before).reconcile(found, unlisted)
         for machine in found:
             if machine.is_over and (node := self._untried.pop(machine.id, None)):
                 why = machine.why or machine.state
@@ -109,7 +109,7 @@ class Fleet:
     # -- started and ended ---------------------------------------------------------------------
 
     def start(self, node: Node) -> Machine:
-        """Asks for one; it is in the book before it can cost anything."""
+        """Asks for one; it is in the log before it can cost anything."""
         request = node.aws
         assert request
         self._require_money(node)
@@ -119,7 +119,7 @@ class Fleet:
         price, kind = node.price_per_hour or 0.0, request.type or ""
         own, now = request.instance or "", self._clock.now()
         asked = Rental(own, node.name, kind, price, now, is_spot=request.spot, ask=ask)
-        self.book.begin(asked)
+        self.rental_log.begin(asked)
         try:
             with link_errors():
                 if request.instance:
@@ -127,10 +127,10 @@ class Fleet:
                 else:
                     raw = launch(client, request, tags, ClientToken=ask)["Instances"][0]
         except (NotYetError, NoMoreError) as error:  # AWS has said no; else nobody knows
-            self.book.refuse(ask)
+            self.rental_log.refuse(ask)
             self.tries.put_off(node.name, str(error))
             raise
-        self.book.grant(ask, raw["InstanceId"], raw.get("InstanceType", ""))
+        self.rental_log.grant(ask, raw["InstanceId"], raw.get("InstanceType", ""))
         machine = Machine(raw["InstanceId"], node.name, STARTING, "", "", self._clock.now())
         with self._listing:
             self._fresh[machine.id] = time.monotonic(), machine
@@ -141,7 +141,7 @@ class Fleet:
         if request.is_ours:
             with link_errors():
                 if not has_switch(client, request):
-                    self.book.note(machine.id, NO_SWITCH)
+                    self.rental_log.note(machine.id, NO_SWITCH)
         return machine
 
     def _start_own(self, client: Any, request: AwsRequest, tags: list[dict[str, str]]) -> Any:
@@ -163,7 +163,7 @@ class Fleet:
 
     def end_orphans(self) -> None:
         """Those of nodes that the run had, and that its inventory has no longer."""
-        asks = {rental.ask for rental in self.book.rentals}
+        asks = {rental.ask for rental in self.rental_log.rentals}
         for machine in self._machines:
             if self.knows_all and machine.node not in self._nodes and not machine.is_over:
                 self._end([machine.id], is_ours=bool(machine.ask) and machine.ask in asks)
@@ -179,7 +179,7 @@ class Fleet:
                 client.stop_instances(InstanceIds=ids)
                 client.delete_tags(Resources=ids, Tags=[{"Key": k} for k in (RUN, TOKEN, NODE)])
             for instance in ids:
-                self.book.end_instance(instance, self._clock.now())
+                self.rental_log.end_instance(instance, self._clock.now())
                 self._fresh.pop(instance, None)
                 self._untried.pop(instance, None)
             self._let_go.update(ids)
@@ -187,7 +187,7 @@ class Fleet:
 
     def age_s(self, machine: Machine) -> float:
         """Since it was started last."""
-        since = [one.since for one in self.book.going if one.instance == machine.id]
+        since = [one.since for one in self.rental_log.going if one.instance == machine.id]
         return self._clock.now() - max(machine.launched_at, *since, 0.0)
 
     def is_tried(self, machine: Machine) -> bool:
@@ -203,7 +203,7 @@ class Fleet:
 
     def _require_money(self, node: Node) -> None:
         assert node.aws
-        budget, rentals, now = Budget(node.aws.budget), self.book.rentals, self._clock.now()
+        budget, rentals, now = Budget(node.aws.budget), self.rental_log.rentals, self._clock.now()
         lasts_s = budget.lasts_s(rentals, now, node.price_per_hour or 0.0)
         if self._is_out_of_money or lasts_s < FIRST_S:
             fix = f"raise aws.budget and go on: hadar resume {self._run} -n nodes.toml"
@@ -212,7 +212,7 @@ class Fleet:
     def runs_out(self, node: Node) -> str:
         """Why all instances are to hand in now, "" as long as there is money for more."""
         assert node.aws
-        budget, rentals, now = Budget(node.aws.budget), self.book.rentals, self._clock.now()
+        budget, rentals, now = Budget(node.aws.budget), self.rental_log.rentals, self._clock.now()
         if not self._is_out_of_money and budget.lasts_s(rentals, now) > HAND_IN_S:
             return ""
         self._is_out_of_money = True
@@ -223,11 +223,11 @@ class Fleet:
         with self._listing:
             if time.monotonic() > self._listed_at + _LOOK_EVERY_S:
                 self._list()
-                self.book.keep()
+                self.rental_log.keep()
                 self.end_orphans()
         limits = [node.aws.budget for node in self._nodes.values() if node.aws]
         limit = next((one for one in limits if one is not None), None)
-        if Budget(limit).lasts_s(self.book.rentals, self._clock.now()) > LAST_S:
+        if Budget(limit).lasts_s(self.rental_log.rentals, self._clock.now()) > LAST_S:
             return
         self._is_out_of_money = True
         for node in list(self._nodes.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hadar_cli.aws import switch
+from hadar_cli.aws import dead_man_switch
 from hadar_cli.aws.account import Account, code_of, input_errors
 from hadar_cli.core.model import AwsRequest, Node
 from hadar_cli.errors import InputError
@@ -52,8 +52,8 @@ def launch(client: Any, request: AwsRequest, tags: list[dict[str, str]], **more:
             {"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")
         ],
     }
-    ends_itself = switch.script(60 * request.idle_minutes)
-    if data := switch.user_data(template.get("UserData"), ends_itself):
+    ends_itself = dead_man_switch.script(60 * request.idle_minutes)
+    if data := dead_man_switch.user_data(template.get("UserData"), ends_itself):
         wanted["UserData"] = data
     if request.type:
         wanted["InstanceType"] = request.type
@@ -66,7 +66,7 @@ def launch(client: Any, request: AwsRequest, tags: list[dict[str, str]], **more:
 def has_switch(client: Any, request: AwsRequest) -> bool:
     """Whether what is launched ends by itself when no head is heard of."""
     _, template = template_of(client, request)
-    return switch.user_data(template.get("UserData"), "#!/bin/sh\n") is not None
+    return dead_man_switch.user_data(template.get("UserData"), "#!/bin/sh\n") is not None
 
 
 def check_launch(node: Node) -> str:

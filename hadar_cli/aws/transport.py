@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hadar_cli.aws import switch
+from hadar_cli.aws import dead_man_switch
 from hadar_cli.aws.account import Account, link_errors
 from hadar_cli.aws.fleet import Fleet
 from hadar_cli.aws.machines import Machine, shown_host_key
-from hadar_cli.aws.settlement import NO_SWITCH
+from hadar_cli.aws.reconciliation import NO_SWITCH
 from hadar_cli.core.model import AWS, Node
 from hadar_cli.errors import HadarError, RefusedError
 from hadar_cli.node import contract
@@ -183,7 +183,7 @@ class AwsTransport:
             return
         self._armed.add(machine.id)
         if not self._stops_when_shut_down(machine) or not self._start_switch(there):
-            self._fleet.book.note(machine.id, NO_SWITCH)
+            self._fleet.rental_log.note(machine.id, NO_SWITCH)
 
     def _stops_when_shut_down(self, machine: Machine) -> bool:
         """Nobody's own instance is to be terminated by us."""
@@ -197,7 +197,7 @@ class AwsTransport:
 
     def _start_switch(self, there: Transport) -> bool:
         with suppress(HadarError):
-            stream = there.open(switch.command(60 * self._request.idle_minutes))
+            stream = there.open(dead_man_switch.command(60 * self._request.idle_minutes))
             stream.be_patient(_ARM_S)
             told = stream.read(1 << 10)
             stream.close()
@@ -207,7 +207,7 @@ class AwsTransport:
 
 def machine_env(node: Node) -> dict[str, str]:
     """What an agent on an instance has to know."""
-    return {contract.ALIVE: switch.ALIVE, contract.METADATA: METADATA}
+    return {contract.ALIVE: dead_man_switch.ALIVE, contract.METADATA: METADATA}
 
 
 def end_instances(node: Node, fleets: Sequence[Fleet]) -> tuple[list[str], list[str]]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from hadar_cli.cli import records
 from hadar_cli.cli.devices import device_record, device_table, rate_table
 from hadar_cli.cli.options import preset_note, print_json, stdout
-from hadar_cli.cli.travel import Parcel, as_records, lines, parcels
+from hadar_cli.cli.uploads import Upload, as_records, lines, uploads
 from hadar_cli.core.estimates.fluid import forked_optimum
 from hadar_cli.core.estimates.suitability import is_large_enough
 from hadar_cli.core.estimates.throughput import RateModel
@@ -21,13 +21,13 @@ from hadar_cli.report.format import NOTHING, bytes, duration, listed, money, pla
 from hadar_cli.report.terminal.sweep import sweep_plans
 from hadar_cli.report.terminal.tables import table
 from hadar_cli.report.ways import way_words, why_words
-from hadar_cli.simulation.rehearsal import (
+from hadar_cli.simulation.forecast import (
     MOST_JOBS,
     MOST_ROUNDS,
-    Knowledge,
-    Outlook,
+    EarlierRuns,
+    RunForecast,
     Stay,
-    foresee,
+    forecast_run,
     gather,
 )
 
@@ -38,29 +38,29 @@ _ROUNDS = 3  # of those planned, as JSON
 
 def show(mix: Mix, nodes: tuple[Node, ...], runs: Path, as_json: bool) -> None:
     """Prints the plan; starts and writes nothing."""
-    devices, sent = devices_of(nodes), parcels(mix)
+    devices, sent = devices_of(nodes), uploads(mix)
     knowledge = gather(mix, nodes, runs)
-    outlook = foresee(mix, nodes, knowledge)
-    bound_s = outlook.forecast.lower_bound_s if outlook else _bound_s(mix, devices, knowledge)
+    expected = forecast_run(mix, nodes, knowledge)
+    bound_s = expected.forecast.lower_bound_s if expected else _bound_s(mix, devices, knowledge)
     if as_json:
-        print_json(dataclasses.asdict(_as_record(mix, devices, sent, outlook, bound_s)))
+        print_json(dataclasses.asdict(_as_record(mix, devices, sent, expected, bound_s)))
         return
     console = stdout()
     for told in sweep_plans(mix.jobs):
         console.print(told)
     _print_plan(console, mix, devices, knowledge)
-    if outlook:
-        _print_outlook(console, mix, nodes, outlook)
+    if expected:
+        _print_forecast(console, mix, nodes, expected)
     else:
         console.print(f"\nAll jobs take at least {duration(bound_s)} by these speeds.")
-        console.print(f"Not rehearsed: over {MOST_JOBS} jobs, {MOST_ROUNDS} rounds, or none fits.")
+        console.print(f"Not simulated: over {MOST_JOBS} jobs, {MOST_ROUNDS} rounds, or none fits.")
     console.print()
     for line in lines(mix, sent):
         console.print(line)
     _print_warning(console, mix)
 
 
-def _bound_s(mix: Mix, devices: list[Device], knowledge: Knowledge) -> float:
+def _bound_s(mix: Mix, devices: list[Device], knowledge: EarlierRuns) -> float:
     rates = knowledge.fit.rates(mix.jobs, devices)
     work = [job.target_steps for job in mix.jobs]
     return forked_optimum(work, rates.matrix([job.id for job in mix.jobs])).makespan_s
@@ -69,7 +69,7 @@ def _bound_s(mix: Mix, devices: list[Device], knowledge: Knowledge) -> float:
 # -- on the terminal -------------------------------------------------------------------------
 
 
-def _print_plan(console: Console, mix: Mix, devices: list[Device], knowledge: Knowledge) -> None:
+def _print_plan(console: Console, mix: Mix, devices: list[Device], knowledge: EarlierRuns) -> None:
     console.print(device_table(devices))
     console.print()
     console.print(_job_table(mix))
@@ -92,20 +92,22 @@ def _too_small(mix: Mix, devices: list[Device]) -> Iterator[str]:
             yield f"{job.name} is not given to {listed(small)}: under {job.min_vram_gb:g} GB."
 
 
-def _print_outlook(console: Console, mix: Mix, nodes: Sequence[Node], outlook: Outlook) -> None:
-    rounds = f"{len(outlook.rounds)} rounds of {mix.slot_s:g} s"
+def _print_forecast(
+    console: Console, mix: Mix, nodes: Sequence[Node], expected: RunForecast
+) -> None:
+    rounds = f"{len(expected.rounds)} rounds of {mix.slot_s:g} s"
     console.print(f"\nThe plan of {mix.policy.name}, {rounds}", style="bold")
-    console.print(_plan_table(devices_of(nodes), outlook.stays))
-    for job, ways in outlook.ways.items():
+    console.print(_plan_table(devices_of(nodes), expected.stays))
+    for job, ways in expected.ways.items():
         console.print(f"{job}: {way_words(ways)}; {why_words(ways)}.")
     console.print("\nForecast", style="bold")
-    console.print(_forecast_table(outlook))
-    for line in _remarks(outlook, nodes):
+    console.print(_forecast_table(expected))
+    for line in _remarks(expected, nodes):
         console.print(line)
 
 
-def _forecast_table(outlook: Outlook) -> Table:
-    forecast, bound_s = outlook.forecast, outlook.forecast.lower_bound_s
+def _forecast_table(expected: RunForecast) -> Table:
+    forecast, bound_s = expected.forecast, expected.forecast.lower_bound_s
     rows = table("", ">DONE AFTER", "")
     for name, jct_s in forecast.jct_s.items():
         rows.add_row(name, duration(jct_s), "")
@@ -114,17 +116,17 @@ def _forecast_table(outlook: Outlook) -> Table:
     return rows
 
 
-def _remarks(outlook: Outlook, nodes: Sequence[Node]) -> Iterator[str]:
-    caution = outlook.forecast.caution
+def _remarks(expected: RunForecast, nodes: Sequence[Node]) -> Iterator[str]:
+    caution = expected.forecast.caution
     yield f"{caution[0].upper()}{caution[1:]}."
-    if outlook.moved_bytes is None:
+    if expected.moved_bytes is None:
         yield "Bytes to move: unknown, until a first run tells the size of the weights."
-    elif outlook.moved_bytes:
-        yield f"Bytes to move: about {bytes(outlook.moved_bytes)} of weights."
-    if outlook.cost is not None:
-        yield _cost(outlook.cost, nodes)
-    if outlook.worths:
-        worths = (f"{w.node} {_worth(w.saves_s)}" for w in outlook.worths)
+    elif expected.moved_bytes:
+        yield f"Bytes to move: about {bytes(expected.moved_bytes)} of weights."
+    if expected.cost is not None:
+        yield _cost(expected.cost, nodes)
+    if expected.worths:
+        worths = (f"{w.node} {_worth(w.saves_s)}" for w in expected.worths)
         yield f"Without: {', '.join(worths)}."
 
 
@@ -187,12 +189,12 @@ def _since(stay: Stay) -> str:
 def _as_record(
     mix: Mix,
     devices: list[Device],
-    sent: list[Parcel],
-    outlook: Outlook | None,
+    sent: list[Upload],
+    expected: RunForecast | None,
     bound_s: float | None,
 ) -> records.Plan:
     rates = RateModel(mix.jobs, devices)
-    forecast = _forecast_record(mix, outlook) if outlook else None
+    forecast = _forecast_record(mix, expected) if expected else None
     return records.Plan(
         dry_run=True,
         mix=mix.name,
@@ -221,9 +223,9 @@ def _as_record(
     )
 
 
-def _forecast_record(mix: Mix, outlook: Outlook) -> records.PlanForecast:
+def _forecast_record(mix: Mix, expected: RunForecast) -> records.PlanForecast:
     names = {job.id: job.name for job in mix.jobs}
-    forecast = outlook.forecast
+    forecast = expected.forecast
     return records.PlanForecast(
         ttd_s=forecast.ttd_s,
         jct_s=dict(forecast.jct_s),
@@ -235,11 +237,11 @@ def _forecast_record(mix: Mix, outlook: Outlook) -> records.PlanForecast:
                 one.t,
                 tuple(records.PlannedStint(d, names[job], steps) for job, d, steps in one.stints),
             )
-            for one in outlook.rounds[:_ROUNDS]
+            for one in expected.rounds[:_ROUNDS]
         ),
-        stays=tuple(records.PlannedStay(s.device, s.job, s.from_s) for s in outlook.stays),
-        moved_bytes=outlook.moved_bytes,
-        cost=outlook.cost,
-        nodes=tuple(records.NodeWorth(w.node, w.ttd_s, w.saves_s) for w in outlook.worths),
-        ways=dict(outlook.ways),
+        stays=tuple(records.PlannedStay(s.device, s.job, s.from_s) for s in expected.stays),
+        moved_bytes=expected.moved_bytes,
+        cost=expected.cost,
+        nodes=tuple(records.NodeWorth(w.node, w.ttd_s, w.saves_s) for w in expected.worths),
+        ways=dict(expected.ways),
     )

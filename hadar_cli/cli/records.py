@@ -230,7 +230,7 @@ class NodeWorth:
 
 @dataclass(frozen=True, slots=True)
 class PlanForecast:
-    """What a rehearsal of the run on paper came to."""
+    """What a simulation of the run came to."""
 
     ttd_s: float
     jct_s: dict[str, float]  # by job
@@ -279,7 +279,7 @@ class Plan:
     jobs: tuple[PlannedJob, ...]
     projects: tuple[PlannedProject, ...]
     first_round: tuple[PlannedStint, ...]
-    forecast: PlanForecast | None  # null where there are too many jobs to rehearse
+    forecast: PlanForecast | None  # null where there are too many jobs to simulate
 
 
 @dataclass(frozen=True, slots=True)

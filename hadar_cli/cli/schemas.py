@@ -20,7 +20,7 @@ from hadar_cli.core.model import Node
 from hadar_cli.report.record import ReportedRun
 from hadar_cli.report.terminal.runs import Comparison
 from hadar_cli.selftest.findings import Selftest
-from hadar_cli.simulation.play import PolicyResult
+from hadar_cli.simulation.scenario import PolicyResult
 from hadar_cli.trial.words import Check
 from hadar_cli.visits.inspection import NodeCheck
 from hadar_cli.visits.visit import Tidied

@@ -21,10 +21,8 @@ from hadar_cli.core.model import Device, Mix
 from hadar_cli.core.policies.port import Policy, Stint
 from hadar_cli.core.policies.priorities import ByPriority
 from hadar_cli.core.state import JobState
-from hadar_cli.engine.agenda import Agenda
 from hadar_cli.engine.failures import Failures, next_chance, require_end
-from hadar_cli.engine.foresight import Foresight
-from hadar_cli.engine.intake import Intake
+from hadar_cli.engine.follow_ons import FollowOns
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import (
@@ -39,6 +37,8 @@ from hadar_cli.engine.ports import (
     Report,
     Surveyed,
 )
+from hadar_cli.engine.report_handler import ReportHandler
+from hadar_cli.engine.round_plan import RoundPlan
 from hadar_cli.engine.side_tasks import SideTasks
 from hadar_cli.engine.starts import LEAST_STINT_S, Starts
 from hadar_cli.engine.tracker import Tracker
@@ -71,13 +71,13 @@ class RoundLoop:
         self._state = tracker.state
         self._suitability = Suitability(devices, self._state, gangs=not policy.forks)
         known = self._rates = SuitableRates(rates, self._suitability)
-        self._round = Agenda()
+        self._round = RoundPlan()
         meetings = self.meetings = Meetings(mix.merge, mix.slot_s)
         held = self._held = Occupancy(self._devices, self._state)
         views = self._views = Views(
             mix, self._suitability, self._state, known, held, meetings, executor.now, policy.forks
         )
-        foresight = self._foresight = Foresight(self._state, held, views, known)
+        follow_ons = self._follow_ons = FollowOns(self._state, held, views, known)
         aside = self._side_tasks = SideTasks(tracker, executor, held, known)
         state, suits = self._state, self._suitability
         self._views.stays = aside.stays
@@ -85,12 +85,12 @@ class RoundLoop:
             mix.slot_s, policy.forks, executor.now, state, held, meetings, aside, known, suits
         )
         failures = Failures(tracker, held, suits, policy.forks)
-        self._intake = Intake(
+        self._report_handler = ReportHandler(
             *(executor, tracker, observer, known, rates, held),
-            *(meetings, views, aside, foresight, failures),
+            *(meetings, views, aside, follow_ons, failures),
         )
-        self.adopt, self.heed = self._intake.adopt, self._intake.heed
-        self.settle = self._intake.settle
+        self.adopt, self.heed = self._report_handler.adopt, self._report_handler.heed
+        self.settle = self._report_handler.settle
         self._stints: dict[str, Stint] = {}  # attempt -> what it is a part of
         # Copies of an unforked job need no merge at the slot's end: where they can, they run on.
         self._lasting = executor.prolongs and not policy.forks
@@ -144,8 +144,8 @@ class RoundLoop:
         self.adopt()
         for job in [job for job in self._state.jobs.values() if not job.is_over]:
             if not self._held.awaited(job):
-                self._intake.commit(job)
-        self._intake.heed()
+                self._report_handler.commit(job)
+        self._report_handler.heed()
 
     # -- one round ---------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class RoundLoop:
             stints = self._policy.plan(self._views.of(devices, slot_s))
         self._tracker.plan_round([*ahead, *stints])
         now = self._executor.now()  # after planning, which takes its time
-        round_ = self._round = Agenda(ends_at=max(min(now + slot_s, latest), now + 0.75 * slot_s))
+        round_ = self._round = RoundPlan(max(min(now + slot_s, latest), now + 0.75 * slot_s))
         if self._lasting:
             devices, stints = self._devices, self._reassign(stints)
         able = set(devices)
@@ -173,7 +173,7 @@ class RoundLoop:
             self._wait_for_work()
         while self._goes_on():
             reports = self._hear(self._next_look())
-            is_news = not self._lasting and self._intake.close_overdue_meetings()
+            is_news = not self._lasting and self._report_handler.close_overdue_meetings()
             if is_news or not all(isinstance(r, _NO_NEWS) for r in reports):
                 self._keep_devices_busy()
             self._send_ahead()
@@ -203,7 +203,7 @@ class RoundLoop:
         if self._lasting:
             return min(tick, self._round.ends_at)
         ahead_at = math.inf if self._round.is_planned_ahead else self._send_ahead_at
-        return min(tick, ahead_at, self._intake.next_deadline())
+        return min(tick, ahead_at, self._report_handler.next_deadline())
 
     def _reassign(self, stints: Sequence[Stint]) -> list[Stint]:
         """Leaves gangs that stay together at work, recalls the others; returns what is to start."""
@@ -309,13 +309,13 @@ class RoundLoop:
             return
         round_.is_planned_ahead = True
         left = max(0.0, round_.ends_at - now)
-        alone = [c for c in self._foresight.alone() if self._may_go_on(self._state.jobs[c.job])]
+        alone = [c for c in self._follow_ons.alone() if self._may_go_on(self._state.jobs[c.job])]
         if not alone:
             return
         everywhere = [d for d in self._devices if d not in self._state.lost_devices]
         slot_s = self._mix.slot_s
         round_.next_stints = self._policy.plan(self._views.of(everywhere, slot_s, later_s=left))
-        for copy, stint in self._foresight.going_on(alone, round_.next_stints, left, slot_s):
+        for copy, stint in self._follow_ons.going_on(alone, round_.next_stints, left, slot_s):
             round_.next_stints.remove(stint)
             round_.gone_ahead.append(stint)
             due = round_.ends_at + slot_s
@@ -366,7 +366,7 @@ class RoundLoop:
                 self._put_back(report)
             case Failed():
                 self._stints.pop(report.attempt, None)
-        self._intake.take(report)
+        self._report_handler.take(report)
 
     def _put_back(self, report: HandedIn) -> None:
         """A copy that came to a meeting before its stint was over goes on with it afterwards."""

@@ -10,7 +10,7 @@ from hadar_cli.core.model import Launch
 from hadar_cli.core.reasons import Loss
 from hadar_cli.engine.ports import CopyOrder
 from hadar_cli.node.agent_events import Exited, WorkerEnd
-from hadar_cli.node.last_words import CANNOT_SHARE, CANNOT_SPLIT, MEMBER_LOST, NO_GPU
+from hadar_cli.node.log_phrases import CANNOT_SHARE, CANNOT_SPLIT, MEMBER_LOST, NO_GPU
 from hadar_cli.nodes.wire import said
 from hadar_cli.project.selection import rule_that_keeps
 

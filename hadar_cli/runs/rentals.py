@@ -22,7 +22,7 @@ from hadar_cli.typed import read_json
 _NAME = "rentals.jsonl"
 
 
-class RentalBook:
+class RentalLog:
     """The file of one run; for all threads of a process."""
 
     def __init__(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs on paper: an executor with a virtual clock, traces, fitted costs, rehearsals.
+"""Runs on paper: an executor with a virtual clock, traces, fitted costs, forecasts.
 
 Imports ``core``, ``core.estimates``, ``core.measures``, ``core.policies``, ``core.policies.gangs``,
 ``engine``, ``policies`` and ``runs``. Nothing here reaches a node.

@@ -13,7 +13,7 @@ from hadar_cli.core.model import Device, Job, Mix, devices_of
 from hadar_cli.core.state import RunState
 from hadar_cli.runs.store import RunFacts
 from hadar_cli.simulation.executor import Costs
-from hadar_cli.simulation.play import Scenario
+from hadar_cli.simulation.scenario import Scenario
 from hadar_cli.simulation.speeds import ModelledSpeeds
 
 # A class of jobs on a device; the device by all its facts, not only by a name that may move.

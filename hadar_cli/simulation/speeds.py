@@ -14,7 +14,7 @@ from hadar_cli.core.estimates.goodput import ONE, Update
 from hadar_cli.core.estimates.throughput import Cube, LearningRates, Matrix, RateModel, sized_rates
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Device, Gpu, Job
-from hadar_cli.core.policies.gangs.site import Site
+from hadar_cli.core.policies.gangs.cluster_devices import ClusterDevices
 from hadar_cli.errors import InputError
 from hadar_cli.simulation.traces import Throughputs
 
@@ -84,7 +84,7 @@ class TableSpeeds(LearningRates):
     def __init__(
         self, table: Throughputs, jobs: Sequence[Job], devices: Sequence[Device], loses: bool
     ) -> None:
-        self._site = Site.of(devices)
+        self._site = ClusterDevices.of(devices)
         self._row = {job.id: row for row, job in enumerate(jobs)}
         self._shares = {job.id: job.shares for job in jobs}
         column = {kind: r for r, kind in enumerate(self._site.kinds)}

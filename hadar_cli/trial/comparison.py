@@ -12,7 +12,7 @@ from hadar_cli.trial import by_hand, words
 from hadar_cli.trial.by_hand import ByHand, copy_project, link_data
 from hadar_cli.trial.findings import Findings, Patience
 from hadar_cli.trial.record import Record, begin_alike, first_difference, read_record
-from hadar_cli.trial.stage import DEVICES, Stage
+from hadar_cli.trial.trial_run import DEVICES, TrialRun
 from hadar_cli.trial.words import Fault
 
 _NAME = "trains as by hand"
@@ -25,14 +25,14 @@ class Comparison:
 
     def __init__(
         self,
-        stage: Stage,
+        trial_run: TrialRun,
         chosen: Selection,
         launch: Launch,
         steps: int,
         patience: Patience,
         findings: Findings,
     ) -> None:
-        self._stage, self._chosen, self._launch = stage, chosen, launch
+        self._trial_run, self._chosen, self._launch = trial_run, chosen, launch
         self._steps, self._patience, self._findings = steps, patience, findings
         self._runs = 0
         self._process = self._begin()
@@ -42,7 +42,7 @@ class Comparison:
 
     def _begin(self) -> ByHand:
         self._runs += 1
-        folder = self._stage.store.directory / f"by-hand-{self._runs}"
+        folder = self._trial_run.store.directory / f"by-hand-{self._runs}"
         for missing in copy_project(self._chosen, folder):
             self._findings.unseen.append(f"{missing.name}: it was not copied for the run by hand")
         link_data(self._launch, folder)
@@ -86,13 +86,13 @@ class Comparison:
     def _under_hadar(self, length: int) -> Record:
         """The same number of steps, with the same seed, of a job as long as the script's own."""
         self._runs += 1
-        path = self._stage.store.directory / f"under-hadar-{self._runs}.trace"
-        job = self._stage.job_apart(max(length, self._steps), path)
+        path = self._trial_run.store.directory / f"under-hadar-{self._runs}.trace"
+        job = self._trial_run.job_apart(max(length, self._steps), path)
         steps, patience = (0, self._steps), self._patience
-        order = self._stage.probe(
+        order = self._trial_run.probe(
             DEVICES[0], steps, None, patience.order_s, job, job_seed=0, seed=0
         )
-        (end,) = self._stage.await_all([order], patience.start_s + patience.grace_s)
+        (end,) = self._trial_run.await_all([order], patience.start_s + patience.grace_s)
         self._findings.demand(_NAME, words.explain_end(end, None, self._steps))
         record = read_record(path)
         self._opened += [self._at_home(path) for path in record.opened]
@@ -169,7 +169,7 @@ class Comparison:
 
     def _at_home(self, path: Path) -> Path:
         """Where a file of a copy of the project lies in the project; any other where it lies."""
-        here = self._stage.store.directory.resolve()
+        here = self._trial_run.store.directory.resolve()
         if not path.is_relative_to(here):
             return path
         parts = path.relative_to(here).parts

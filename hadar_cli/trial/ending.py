@@ -6,26 +6,28 @@ from typing import Any
 
 from hadar_cli.engine.ports import HandedIn
 from hadar_cli.node.agent_events import Exited
-from hadar_cli.node.last_words import BEGUN_AGAIN, EARLY_UPDATE, MISCOUNTED, NO_UPDATE, RUNS_AHEAD
+from hadar_cli.node.log_phrases import BEGUN_AGAIN, EARLY_UPDATE, MISCOUNTED, NO_UPDATE, RUNS_AHEAD
 from hadar_cli.trial import words
 from hadar_cli.trial.findings import Findings, Patience
 from hadar_cli.trial.record import read_record
-from hadar_cli.trial.stage import DEVICES, Stage
+from hadar_cli.trial.trial_run import DEVICES, TrialRun
 from hadar_cli.trial.words import Fault
 
 _NAME = "runs to its end"
 
 
 class Ending:
-    """The last thing that a stage plays: its processes are dismissed at the end."""
+    """The last part of a trial: its processes are dismissed at the end."""
 
-    def __init__(self, stage: Stage, steps: int, patience: Patience, findings: Findings) -> None:
-        self._stage, self._steps = stage, steps
+    def __init__(
+        self, trial_run: TrialRun, steps: int, patience: Patience, findings: Findings
+    ) -> None:
+        self._trial_run, self._steps = trial_run, steps
         self._patience, self._findings = patience, findings
-        self._record = stage.store.directory / "to-the-end.trace"
-        self._job = stage.job_apart(2 * steps, self._record)
+        self._record = trial_run.store.directory / "to-the-end.trace"
+        self._job = trial_run.job_apart(2 * steps, self._record)
 
-    def play(self, stays: bool) -> None:
+    def run(self, stays: bool) -> None:
         """``stays``: its processes wait for orders. Then a run may have one begin without any."""
         n, kinds = self._steps, ["steps"]
         if stays:
@@ -41,7 +43,7 @@ class Ending:
             if answer.result.quality is None:
                 self._findings.demand(_NAME, words.NO_QUALITY)
             kinds.append("an evaluation")
-        left = self._stage.dismiss(self._job, DEVICES[0], self._patience.leave_s)
+        left = self._trial_run.dismiss(self._job, DEVICES[0], self._patience.leave_s)
         self._judge(left, kinds)
 
     def _train(self, steps: tuple[int, int], weights: str | None, **how: Any) -> HandedIn:
@@ -55,8 +57,10 @@ class Ending:
         self, steps: tuple[int, int], weights: str | None, side_task: str | None, **how: Any
     ) -> HandedIn:
         patience = self._patience
-        order = self._stage.probe(DEVICES[0], steps, weights, patience.order_s, self._job, **how)
-        (end,) = self._stage.await_all([order], patience.start_s + patience.grace_s)
+        order = self._trial_run.probe(
+            DEVICES[0], steps, weights, patience.order_s, self._job, **how
+        )
+        (end,) = self._trial_run.await_all([order], patience.start_s + patience.grace_s)
         fault = words.explain_end(
             end, None, steps[1] - steps[0], is_side_task=side_task is not None
         )
@@ -88,6 +92,6 @@ class Ending:
             self._findings.warn("makes an update in every step", words.ACCUMULATES)
         if EARLY_UPDATE in left.log:
             self._findings.warn("ends its steps with an update", words.EARLY_UPDATE)
-        if self._stage.was_said(MISCOUNTED):
+        if self._trial_run.was_said(MISCOUNTED):
             self._findings.add(words.MISCOUNTED.at("counts the job's updates"))
         self._findings.tell(_NAME, f"{', '.join(kinds)}; then it leaves by itself")

@@ -12,7 +12,7 @@ from hadar_cli.engine.ports import CopyResult
 from hadar_cli.node.contract import JOB_SEED
 from hadar_cli.trial import words
 from hadar_cli.trial.findings import Findings, Patience
-from hadar_cli.trial.stage import DEVICES, Merged, Stage
+from hadar_cli.trial.trial_run import DEVICES, Merged, TrialRun
 from hadar_cli.trial.weights import distances, has_optimizer_state, is_of_training
 from hadar_cli.trial.words import Fault, Status
 
@@ -27,20 +27,23 @@ class Resume:
 
     def __init__(
         self,
-        stage: Stage,
+        trial_run: TrialRun,
         merged: Merged,
         steps: int,
         patience: Patience,
         findings: Findings,
     ) -> None:
-        self._stage, self._merged, self._steps = stage, merged, steps
+        self._trial_run, self._merged, self._steps = trial_run, merged, steps
         self._patience, self._findings = patience, findings
 
-    def play(self, first: Sequence[CopyResult], losses: Sequence[float]) -> None:
+    def run(self, first: Sequence[CopyResult], losses: Sequence[float]) -> None:
         """``first`` and ``losses`` are the rounds' that came before."""
-        stage, n = self._stage, self._steps
+        trial_run, n = self._trial_run, self._steps
         base = self._merged.weights
-        other, spent = stage.altered(base, optimizer=False), stage.altered(base, optimizer=True)
+        other, spent = (
+            trial_run.altered(base, optimizer=False),
+            trial_run.altered(base, optimizer=True),
+        )
         # The steps that come next: a script may set its learning rate by their numbers.
         at = self._merged.steps
         one_step, moved = self._probe((base, (at, at + 1)), (other, (at, at + 1)))
@@ -61,19 +64,19 @@ class Resume:
         self._judge_learning(losses, change)
 
     def _far(self, one: str, two: str) -> float:
-        path = self._stage.path
+        path = self._trial_run.path
         return sum(distances(path(one), path(two)).values())
 
     def _probe(self, *wanted: tuple[str | None, tuple[int, int]]) -> list[_Probed]:
         name, patience = "restores its weights", self._patience
         orders = [
-            self._stage.probe(
+            self._trial_run.probe(
                 device, steps, weights, patience.order_s, global_step=self._merged.steps
             )
             for device, (weights, steps) in zip(DEVICES, wanted, strict=True)
         ]
         probed = []
-        for end in self._stage.await_all(orders, patience.start_s + patience.grace_s):
+        for end in self._trial_run.await_all(orders, patience.start_s + patience.grace_s):
             self._findings.demand(name, words.explain_end(end, None, len(end.order.steps)))
             assert end.handed_in
             if not end.handed_in.weights:
@@ -89,9 +92,9 @@ class Resume:
             self._findings.tell(name, "in every copy")
 
     def _judge_weights(self, base: str, other: str, plain: str, moved: str) -> None:
-        stage = self._stage
-        altered = distances(stage.path(other), stage.path(base))
-        kept = distances(stage.path(moved), stage.path(plain))
+        trial_run = self._trial_run
+        altered = distances(trial_run.path(other), trial_run.path(base))
+        kept = distances(trial_run.path(moved), trial_run.path(plain))
         lost = [group for group, by in altered.items() if kept.get(group, 0.0) < _KEPT * by]
         if lost:
             fault = words.WEIGHTS
@@ -103,7 +106,7 @@ class Resume:
 
     def _judge_updates(self, base: str, plain: CopyResult, change: _Change) -> None:
         name = "updates by its optimizer"
-        if not is_of_training(self._stage.path(base)):
+        if not is_of_training(self._trial_run.path(base)):
             return  # its updates are its own, and so is scaling their rate
         if plain.lr is not None:
             self._findings.tell(name, "training sees every step of it")
@@ -113,7 +116,7 @@ class Resume:
             self._findings.add(words.NO_UPDATE.at(name))
 
     def _judge_optimizer(self, base: str, change: _Change, moved: float) -> None:
-        name, path = "restores its optimizer", self._stage.path(base)
+        name, path = "restores its optimizer", self._trial_run.path(base)
         if not has_optimizer_state(path):
             if is_of_training(path):
                 self._findings.tell(name, "it has no state to restore")

@@ -38,11 +38,11 @@ def measure(
     executor: Executor, job: Job, devices: Sequence[str], tick: Callable[[], None]
 ) -> list[Measured]:
     """Trains ``job`` on all devices at once, as a run would load them, for a few seconds."""
-    stage = _Stage(executor, job, tick)
-    warm = stage.train(devices, StepSet.of([(0, _WARM_STEPS)]), _START_S)
+    trial_run = _TimedRun(executor, job, tick)
+    warm = trial_run.train(devices, StepSet.of([(0, _WARM_STEPS)]), _START_S)
     ready = [device for device, report in warm.items() if isinstance(report, HandedIn)]
     rest = StepSet.of([(_WARM_STEPS, job.target_steps)])
-    reports = {**warm, **stage.train(ready, rest, _TRAIN_S)}
+    reports = {**warm, **trial_run.train(ready, rest, _TRAIN_S)}
     return [_read(job, device, reports.get(device)) for device in devices]
 
 
@@ -51,7 +51,7 @@ def train_exactly(
 ) -> list[Measured]:
     """Has all devices train the same few steps; to do others, or not all, is a problem."""
     wanted = StepSet.of([(0, steps)])
-    reports = _Stage(executor, job, tick, "x").train(devices, wanted, _START_S)
+    reports = _TimedRun(executor, job, tick, "x").train(devices, wanted, _START_S)
     found = []
     for device in devices:
         report = reports.get(device)
@@ -66,12 +66,12 @@ def train_together(
     executor: Executor, job: Job, gang: Sequence[str], steps: int, tick: Callable[[], None]
 ) -> Measured:
     """Has these devices share each of a few steps."""
-    stage = _Stage(executor, job, tick, f"g{gang[0]}-", tuple(gang))
-    reports = stage.train(gang[:1], StepSet.of([(0, steps)]), _START_S)
+    trial_run = _TimedRun(executor, job, tick, f"g{gang[0]}-", tuple(gang))
+    reports = trial_run.train(gang[:1], StepSet.of([(0, steps)]), _START_S)
     return _read(job, gang[0], reports.get(gang[0]))
 
 
-class _Stage:
+class _TimedRun:
     """Gives every device the same order and waits for all answers."""
 
     def __init__(

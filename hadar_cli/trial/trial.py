@@ -21,7 +21,7 @@ from hadar_cli.trial.comparison import Comparison
 from hadar_cli.trial.ending import Ending
 from hadar_cli.trial.findings import Findings, Over, Patience, Tell
 from hadar_cli.trial.resume import Resume
-from hadar_cli.trial.stage import DEVICES, Ended, Stage, open_stage
+from hadar_cli.trial.trial_run import DEVICES, Ended, TrialRun, open_trial_run
 from hadar_cli.trial.weights import describe
 from hadar_cli.trial.words import Check, Fault
 
@@ -59,59 +59,59 @@ class Trial:
     def run(self) -> list[Check]:
         launch = self._launch
         chosen = select(Path(launch.sync or str(launch.script)), [Path(p) for p in launch.data])
-        with open_stage(launch) as stage:
+        with open_trial_run(launch) as trial_run:
             if launch.venv:
-                launch = replace(launch, python=venv_here(Path(launch.venv), stage.store))
+                launch = replace(launch, python=venv_here(Path(launch.venv), trial_run.store))
             comparison = Comparison(
-                stage, chosen, launch, self._steps, self._patience, self._findings
+                trial_run, chosen, launch, self._steps, self._patience, self._findings
             )
             try:
-                self._try(stage, comparison)
+                self._try(trial_run, comparison)
             except Over:
                 pass
             finally:
                 comparison.end()
         return self._findings.checks
 
-    def _try(self, stage: Stage, comparison: Comparison) -> None:
+    def _try(self, trial_run: TrialRun, comparison: Comparison) -> None:
         try:
-            self._rounds(stage, comparison)
+            self._rounds(trial_run, comparison)
             comparison.judge()
         finally:
             comparison.judge_files()  # a file that is not there may be why it crashed
         self._length = comparison.length
-        merged = stage.merged  # later ones may lie beyond the end that its schedule has
-        self._interruption(stage)
-        resume = Resume(stage, merged, self._steps, self._patience, self._findings)
-        resume.play(self._first, self._losses)
-        Ending(stage, self._steps, self._patience, self._findings).play(self._stays)
+        merged = trial_run.merged  # later ones may lie beyond the end that its schedule has
+        self._interruption(trial_run)
+        resume = Resume(trial_run, merged, self._steps, self._patience, self._findings)
+        resume.run(self._first, self._losses)
+        Ending(trial_run, self._steps, self._patience, self._findings).run(self._stays)
 
     # -- rounds ------------------------------------------------------------------------------
 
-    def _rounds(self, stage: Stage, comparison: Comparison) -> None:
-        ends = self._round(stage, "starts and hands in", comparison)
+    def _rounds(self, trial_run: TrialRun, comparison: Comparison) -> None:
+        ends = self._round(trial_run, "starts and hands in", comparison)
         self._first = [end.handed_in.result for end in ends if end.handed_in]
         self._took_s = max(end.after_s for end in ends)
         self._findings.tell("starts and hands in", f"two copies, done after {self._took_s:.1f} s")
         self._findings.tell("does the steps it is given", f"{self._steps} + {self._steps} of them")
-        self._merge(stage, "leaves weights that can be merged")
-        merged = describe(stage.path(stage.weights)) if stage.weights else ""
+        self._merge(trial_run, "leaves weights that can be merged")
+        merged = describe(trial_run.path(trial_run.weights)) if trial_run.weights else ""
         self._findings.tell("leaves weights that can be merged", merged)
 
-        ends = self._round(stage, "goes on after a merge", comparison)
-        self._merge(stage, "goes on after a merge")
+        ends = self._round(trial_run, "goes on after a merge", comparison)
+        self._merge(trial_run, "goes on after a merge")
         self._stays = all(end.handed_in and end.handed_in.stays for end in ends)
         how = "in the same process" if self._stays else "started anew for every round"
         self._findings.tell("goes on after a merge", how)
 
-    def _round(self, stage: Stage, name: str, comparison: Comparison) -> list[Ended]:
+    def _round(self, trial_run: TrialRun, name: str, comparison: Comparison) -> list[Ended]:
         """Both copies do their steps; anything else ends the trial."""
-        stage.begin_round()
+        trial_run.begin_round()
         patience = self._patience
-        orders = [stage.hand_out(device, self._steps, patience.order_s) for device in DEVICES]
-        ends = stage.await_all(orders, patience.start_s + patience.grace_s)
+        orders = [trial_run.hand_out(device, self._steps, patience.order_s) for device in DEVICES]
+        ends = trial_run.await_all(orders, patience.start_s + patience.grace_s)
         for end in ends:
-            fault = words.explain_end(end, stage.accept(end), self._steps)
+            fault = words.explain_end(end, trial_run.accept(end), self._steps)
             if fault and end.lost:
                 fault = words.explain_length(fault, end, comparison.own_length())
             self._findings.demand(name, fault)
@@ -119,43 +119,43 @@ class Trial:
         self._losses.append(statistics.fmean([loss for loss in losses if loss is not None] or [0]))
         return ends
 
-    def _merge(self, stage: Stage, name: str) -> None:
-        if merged := stage.merge():
+    def _merge(self, trial_run: TrialRun, name: str) -> None:
+        if merged := trial_run.merge():
             for attempt, why in merged.refused:
                 self._findings.demand(name, words.explain_refusal(merged.refused_for[attempt], why))
 
     # -- an interruption ---------------------------------------------------------------------
 
-    def _interruption(self, stage: Stage) -> None:
+    def _interruption(self, trial_run: TrialRun) -> None:
         """More steps than can be done: one copy must stop by itself, the other when told to."""
         patience = self._patience
-        stage.begin_round()
+        trial_run.begin_round()
         limit = patience.deadline_s + 3 * self._took_s + patience.grace_s
-        timed = stage.hand_out(DEVICES[0], _MANY, patience.deadline_s)
-        told = stage.hand_out(DEVICES[1], _MANY, patience.order_s)
-        ends = self._recall_one(stage, timed, told, limit)
+        timed = trial_run.hand_out(DEVICES[0], _MANY, patience.deadline_s)
+        told = trial_run.hand_out(DEVICES[1], _MANY, patience.order_s)
+        ends = self._recall_one(trial_run, timed, told, limit)
         for end in ends:  # more than an epoch shows what the first steps did not
             refused = words.refusal_in(end.lost.log) if end.lost else None
             self._findings.demand("can be followed", refused)
-        self._judge_deadline(stage, ends[0])
-        self._judge_leaving(stage, ends[1])
-        self._merge(stage, "merges after an interruption")
+        self._judge_deadline(trial_run, ends[0])
+        self._judge_leaving(trial_run, ends[1])
+        self._merge(trial_run, "merges after an interruption")
 
     def _recall_one(
-        self, stage: Stage, timed: CopyOrder, told: CopyOrder, limit_s: float
+        self, trial_run: TrialRun, timed: CopyOrder, told: CopyOrder, limit_s: float
     ) -> list[Ended]:
         """Recalls ``told`` once it trains, and waits for both as long as they may be about to end:
         of a copy that tells of its steps, until it goes on with them in spite of all."""
-        began = stage.executor.now()
+        began = trial_run.executor.now()
         due = {timed.attempt: began + limit_s}  # when a copy that says nothing is too late
         told_then: dict[str, int] = {}  # how often it had told of steps by then
         standing: dict[str, Ended] = {}
-        for standing in stage.watch([timed, told], self._patience.start_s + limit_s):
-            now = stage.executor.now()
+        for standing in trial_run.watch([timed, told], self._patience.start_s + limit_s):
+            now = trial_run.executor.now()
             trains = standing[told.attempt].progressed or now > began + 1.0 + 3 * self._took_s
             if trains and told.attempt not in due:
                 due[told.attempt] = now + self._patience.leave_s
-                stage.executor.recall([told.attempt])
+                trial_run.executor.recall([told.attempt])
             late = {attempt for attempt, at in due.items() if now > at}
             if all(
                 end.is_over or (attempt in late and goes_on(end, told_then))
@@ -164,13 +164,13 @@ class Trial:
                 break
         return [standing[timed.attempt], standing[told.attempt]]
 
-    def _judge_deadline(self, stage: Stage, end: Ended) -> None:
+    def _judge_deadline(self, trial_run: TrialRun, end: Ended) -> None:
         name = "stops at its deadline"
         if not end.is_over or self._did_all_too_late(end):
             self._findings.add(words.PAST_DEADLINE.at(name))
         elif end.lost and self._is_beyond(end.order):
             self._findings.warn(name, self._ends_by_itself(end))
-        elif fault := self._fault_of_part(stage, end):
+        elif fault := self._fault_of_part(trial_run, end):
             self._findings.add(fault.at(name))
         else:
             assert end.handed_in
@@ -183,13 +183,13 @@ class Trial:
         is_late = end.after_s > patience.deadline_s + self._took_s + patience.grace_s
         return bool(end.handed_in and end.handed_in.result.steps >= _MANY and is_late)
 
-    def _judge_leaving(self, stage: Stage, end: Ended) -> None:
+    def _judge_leaving(self, trial_run: TrialRun, end: Ended) -> None:
         name = "leaves when told to"
         if not end.is_over:
             self._findings.add(words.DEAF.at(name))
         elif end.lost and self._is_beyond(end.order):
             self._findings.warn(name, self._ends_by_itself(end))
-        elif (fault := self._fault_of_part(stage, end)) is words.NO_STEPS:
+        elif (fault := self._fault_of_part(trial_run, end)) is words.NO_STEPS:
             self._findings.tell(name, "SIGTERM: reported, gone before its first step")
         elif fault:
             self._findings.add(fault.at(name))
@@ -204,9 +204,9 @@ class Trial:
         log = words.tail(end.lost.log) if end.lost else ""
         return Fault(words.BEYOND.what.format(self._length), words.BEYOND.fix + log)
 
-    def _fault_of_part(self, stage: Stage, end: Ended) -> Fault | None:
+    def _fault_of_part(self, trial_run: TrialRun, end: Ended) -> Fault | None:
         """As for a whole order, except that it need not be done in full."""
-        return words.explain_end(end, stage.accept(end), 0)
+        return words.explain_end(end, trial_run.accept(end), 0)
 
 
 def goes_on(end: Ended, told_then: dict[str, int]) -> bool:

@@ -19,8 +19,8 @@ from hadar_cli.node.contract import (
     STEPS,
     TOTAL_STEPS,
 )
-from hadar_cli.node.last_words import FIX, REFUSED
-from hadar_cli.trial.stage import Ended
+from hadar_cli.node.log_phrases import FIX, REFUSED
+from hadar_cli.trial.trial_run import Ended
 
 _LOG_LINES = 6
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hadar_cli.core.availability import GpuUse
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Gpu, Node
-from hadar_cli.core.politeness import GpuUse
 from hadar_cli.visits.inspection import Problem, problem_of, read_facts
 from hadar_cli.visits.visit import DEADLINE_S, on_all, visiting
 

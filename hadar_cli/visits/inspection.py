@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hadar_cli.core.availability import GpuUse, Unavailable, why_unavailable
 from hadar_cli.core.model import Node
-from hadar_cli.core.politeness import GpuUse, Objection, objection
 from hadar_cli.errors import HadarError, RefusedError
 from hadar_cli.nodes.wire import read_as
 from hadar_cli.transports import check_request
@@ -123,7 +123,7 @@ class Inspection:
     kernels: tuple[Kernel, ...] = ()
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    left_alone: dict[str, str] = field(default_factory=dict)  # device: out of politeness
+    left_alone: dict[str, str] = field(default_factory=dict)  # device: for the sake of its other users
     links: tuple[Link, ...] = ()
     refused: bool = False  # for security
 
@@ -164,7 +164,7 @@ def find_objections(
     runs: Path,
     deadline_s: float = DEADLINE_S,
     links: dict[str, float] | None = None,
-) -> dict[str, Objection]:
+) -> dict[str, Unavailable]:
     """Devices that a run which starts now should leave to others, and why.
 
     Asks only nodes that have something to say: real GPUs, or hours. A node that cannot be
@@ -173,7 +173,7 @@ def find_objections(
     as long.
     """
 
-    def look(node: Node) -> dict[str, Objection]:
+    def look(node: Node) -> dict[str, Unavailable]:
         with visiting(node, runs, deadline_s) as visit:
             objections = _objections(node, read_facts(visit)) if _has_a_say(node) else {}
             if links is not None and not node.is_local:
@@ -182,7 +182,7 @@ def find_objections(
 
     asked = [node for node in nodes if not node.is_allotted and _has_a_say(node)]
     others = [n for n in nodes if links is not None and n not in asked and _has_a_link(n)]
-    found: dict[str, Objection] = {}
+    found: dict[str, Unavailable] = {}
     answers = on_all([*asked, *others], look, deadline_s if asked else _LINKS_S)
     for _, result in answers:
         if not isinstance(result, Exception):
@@ -337,9 +337,9 @@ def _gpu_problems(seen: Inspection) -> Iterator[Problem]:
         )
 
 
-def _objections(node: Node, facts: Facts) -> dict[str, Objection]:
+def _objections(node: Node, facts: Facts) -> dict[str, Unavailable]:
     found = {
-        device.name: objection(node, device, facts.gpus, facts.minute_of_day)
+        device.name: why_unavailable(node, device, facts.gpus, facts.minute_of_day)
         for device in node.devices
     }
     return {name: why for name, why in found.items() if why}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hadar_cli.core.reasons import Unfit
-from hadar_cli.weights.admission import Copy, Objection, Refused, is_weight, notes
 from hadar_cli.weights.chunks import BLOCK
 from hadar_cli.weights.safetensors_file import DTYPES, Array, Checkpoint, Tensor, quote, widen
+from hadar_cli.weights.validation import Copy, Objection, Refused, is_weight, notes
 
 
 def not_finite(checkpoint: Checkpoint, base: Checkpoint | None = None) -> str | None:

@@ -16,17 +16,6 @@ from numpy.typing import NDArray
 
 from hadar_cli.core.estimates.merging import late_share
 from hadar_cli.core.reasons import Unfit
-from hadar_cli.weights.admission import (
-    Contribution,
-    Copy,
-    Objection,
-    Refused,
-    difference,
-    is_weight,
-    layout,
-    notes,
-    unreadable,
-)
 from hadar_cli.weights.chunks import BLOCK
 from hadar_cli.weights.finite import finite
 from hadar_cli.weights.safetensors_file import (
@@ -36,6 +25,17 @@ from hadar_cli.weights.safetensors_file import (
     Tensor,
     quote,
     widen,
+)
+from hadar_cli.weights.validation import (
+    Contribution,
+    Copy,
+    Objection,
+    Refused,
+    difference,
+    is_weight,
+    layout,
+    notes,
+    unreadable,
 )
 
 Floats = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Merging: the copies of a job become one checkpoint again, block by block.
 
-The copies are opened and checked in admission.py and reckoned with in blending.py.
+The copies are opened and checked in validation.py and reckoned with in merge_arithmetic.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from pathlib import Path
 
 from hadar_cli.core.model import MergeRules
 from hadar_cli.errors import StorageError
-from hadar_cli.weights.admission import (
+from hadar_cli.weights.finite import not_finite
+from hadar_cli.weights.late import LateCopy
+from hadar_cli.weights.merge_arithmetic import MergeArithmetic
+from hadar_cli.weights.safetensors_file import Checkpoint, CheckpointError
+from hadar_cli.weights.validation import (
     NOBODY,
     OPTIMIZER,
     Contribution,
@@ -24,10 +28,6 @@ from hadar_cli.weights.admission import (
     difference,
     layout,
 )
-from hadar_cli.weights.blending import Blend
-from hadar_cli.weights.finite import not_finite
-from hadar_cli.weights.late import LateCopy
-from hadar_cli.weights.safetensors_file import Checkpoint, CheckpointError
 
 __all__ = ["OPTIMIZER", "Contribution", "Lateness", "Merged", "merge", "validate"]
 
@@ -69,9 +69,11 @@ def merge(
         digest, size, is_written, has_optimizer = "", 0, False, False
         while copies or late:
             try:
-                blend = Blend(copies or [_unmoved(origin, stack)], origin, rules, warmth, late)
-                digest, size, is_written = _write(blend, out)
-                has_optimizer = blend.has_optimizer
+                arithmetic = MergeArithmetic(
+                    copies or [_unmoved(origin, stack)], origin, rules, warmth, late
+                )
+                digest, size, is_written = _write(arithmetic, out)
+                has_optimizer = arithmetic.has_optimizer
                 break
             except Refused as refusal:
                 refused |= _blame(refusal)
@@ -117,14 +119,14 @@ def _blame(refusal: Refused) -> dict[int, Objection]:
     return refusal.reasons
 
 
-def _write(blend: Blend, out: Path) -> tuple[str, int, bool]:
+def _write(arithmetic: MergeArithmetic, out: Path) -> tuple[str, int, bool]:
     """The result's digest and length, and whether it had to be written."""
-    leader = blend.leader
-    if leader.digest and blend.is_one_copy:
-        blend.check_leader()
+    leader = arithmetic.leader
+    if leader.digest and arithmetic.is_one_copy:
+        arithmetic.check_leader()
         return leader.digest, leader.checkpoint.bytes, False
     with out.open("wb") as file:
-        digest, size = blend.write(file)
+        digest, size = arithmetic.write(file)
     return digest, size, True
 
 

@@ -25,9 +25,9 @@ from hadar_cli.core.reasons import Loss
 from hadar_cli.core.state import JobState, RunState
 from hadar_cli.core.steps import StepSet, all_steps
 from hadar_cli.engine.failures import Failures
-from hadar_cli.engine.intake import Intake
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import Consolidated, CopyOrder, Failed, HandedIn
+from hadar_cli.engine.report_handler import ReportHandler
 from hadar_cli.engine.tracker import Tracker
 from hadar_cli.errors import UnfinishedError
 from hadar_cli.nodes.gangs import Gangs
@@ -37,12 +37,12 @@ from hadar_cli.runs.consolidation import StoreConsolidator
 from hadar_cli.runs.request_handler import RequestHandler
 from hadar_cli.runs.requests import Inbox, Request
 from hadar_cli.runs.store import FileJournal, RunStore
-from hadar_cli.weights import admission as contributions
 from hadar_cli.weights import late
-from hadar_cli.weights.admission import Layout
+from hadar_cli.weights import validation as contributions
 from hadar_cli.weights.late import LateCopy
 from hadar_cli.weights.safetensors_file import Array, Checkpoint
 from hadar_cli.weights.updates import UPDATE_OF, Update
+from hadar_cli.weights.validation import Layout
 
 Mutant: TypeAlias = Callable[[], AbstractContextManager[object]]
 MUTANTS: dict[str, Mutant] = {}
@@ -485,28 +485,28 @@ def copies_under_way_are_not_adopted() -> AbstractContextManager[object]:
 
 @mutant
 def a_lost_copy_keeps_its_device() -> AbstractContextManager[object]:
-    real = Intake._take_from_copy
+    real = ReportHandler._take_from_copy
 
-    def take(intake: Intake, report: Any) -> None:
+    def take(report_handler: ReportHandler, report: Any) -> None:
         if isinstance(report, Failed):
-            intake.tracker.failed(report)
+            report_handler.tracker.failed(report)
         else:
-            real(intake, report)
+            real(report_handler, report)
 
-    return _instead(Intake, "_take_from_copy", take)
+    return _instead(ReportHandler, "_take_from_copy", take)
 
 
 @mutant
 def a_late_copy_frees_its_device() -> AbstractContextManager[object]:
-    real = Intake.close_overdue_meetings
+    real = ReportHandler.close_overdue_meetings
 
-    def close(intake: Intake) -> bool:
-        closed = real(intake)
-        for attempt in list(intake.held.late):
-            intake.held.free(attempt)
+    def close(report_handler: ReportHandler) -> bool:
+        closed = real(report_handler)
+        for attempt in list(report_handler.held.late):
+            report_handler.held.free(attempt)
         return closed
 
-    return _instead(Intake, "close_overdue_meetings", close)
+    return _instead(ReportHandler, "close_overdue_meetings", close)
 
 
 @mutant
@@ -566,7 +566,7 @@ def a_failed_job_stays_failed() -> AbstractContextManager[object]:
 
 @mutant
 def the_hung_are_waited_for() -> AbstractContextManager[object]:
-    return _instead(Intake, "close_overdue_meetings", lambda intake: False)
+    return _instead(ReportHandler, "close_overdue_meetings", lambda report_handler: False)
 
 
 # -- what people ask ---------------------------------------------------------------------------

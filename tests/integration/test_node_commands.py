@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hadar_cli.config.inventory import read_nodes
+from hadar_cli.core.availability import Unavailable
 from hadar_cli.core.model import Gpu, Job, Mix, Node
-from hadar_cli.core.politeness import Objection
 from hadar_cli.node.agent import processes
 from hadar_cli.node.lease import Lease
 from hadar_cli.runs.store import RunFacts, RunStore
@@ -93,7 +93,7 @@ esac
     node = Node("lab", "local", gpus=(rtx, rtx))
     me = getpass.getuser()
     assert find_objections([node], tmp_path, 30) == {
-        "lab:0": Objection(f"{me} holds 50% of its memory, more than 10%")
+        "lab:0": Unavailable(f"{me} holds 50% of its memory, more than 10%")
     }
 
 

@@ -16,7 +16,7 @@ from hadar_cli.engine.ports import HandedIn, Report
 from hadar_cli.nodes.executor import NodeExecutor
 from hadar_cli.project.folder import find_project
 from hadar_cli.runs.store import RunFacts, RunStore
-from hadar_cli.trial.stage import open_stage
+from hadar_cli.trial.trial_run import open_trial_run
 from tests.contract.test_executor import collect, order
 from tests.support.lab import Lab, running
 
@@ -119,8 +119,10 @@ def test_a_trial_has_the_same_working_directory(project, monkeypatch, tmp_path):
     before = files(project)
     monkeypatch.chdir(tmp_path)
     script = project / "scripts" / "train.py"
-    with open_stage(Launch(script=str(script), sync=str(find_project(script).folder))) as stage:
-        [ended] = stage.await_all([stage.probe("one", (0, 1), None, 30.0)], 60.0)
+    with open_trial_run(
+        Launch(script=str(script), sync=str(find_project(script).folder))
+    ) as trial_run:
+        [ended] = trial_run.await_all([trial_run.probe("one", (0, 1), None, 30.0)], 60.0)
     assert ended.handed_in, ended
     assert ended.handed_in.result.quality == FIGURES | {"arguments": 1.0, "data": 0.0}
     assert files(project) == before

@@ -16,7 +16,7 @@ from hadar_cli.core.measures.costs import Rental, spent
 from hadar_cli.core.reasons import Absence, Loss
 from hadar_cli.core.state import RunState
 from hadar_cli.node.agent import processes
-from hadar_cli.runs.rentals import RentalBook, read_rentals
+from hadar_cli.runs.rentals import RentalLog, read_rentals
 from hadar_cli.runs.store import find_run, read_journal
 from tests.support.ec2 import Ec2Lab, running_ec2
 
@@ -132,9 +132,9 @@ def test_a_run_survives_what_the_cloud_and_its_user_do_to_it(lab, tmp_path):
 
     head.send_signal(signal.SIGKILL)  # and much is spent before anybody goes on
     head.wait()
-    book, now = RentalBook(tmp_path / "runs" / "r"), time.time()
-    left = 10.0 - spent(book.rentals, now) - 2.0 * 110 / 3600  # of both, for 110 s
-    book.begin(Rental("i-dear", one, "p5.48xlarge", left, now - 3600, now))
+    rental_log, now = RentalLog(tmp_path / "runs" / "r"), time.time()
+    left = 10.0 - spent(rental_log.rentals, now) - 2.0 * 110 / 3600  # of both, for 110 s
+    rental_log.begin(Rental("i-dear", one, "p5.48xlarge", left, now - 3600, now))
     told = hadar(tmp_path, "resume", "r", expect=3)
     assert "budget of $10.00 is used up" in told
     assert lab.running() == {}
@@ -191,7 +191,7 @@ def test_an_instance_without_work_is_ended_until_there_is_some(lab, tmp_path):
     for name in ("first", "second"):
         text = MIX.replace("GATE", str(gate)).replace("count: 3", one_copy).replace("NAME", name)
         (tmp_path / f"{name}.yaml").write_text(text)
-    hurry = "from hadar_cli.aws import asking, transport\n"
+    hurry = "from hadar_cli.aws import demand, transport\n"
     hurry += "transport._MINUTE_S, asking._SHORT_S = 0.2, 1.0\n"  # idle_minutes is 15
     words = ("run", "first.yaml", "-n", str(lab.inventory), "--name", "r")
     head = start(tmp_path, *words, code=hurry)

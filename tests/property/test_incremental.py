@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from hadar_cli.core.arrays import RowIndex
 from hadar_cli.core.model import Job, Mix, PolicyChoice
 from hadar_cli.core.policies.gangs.backfill import WaitingLines
+from hadar_cli.core.policies.gangs.cluster_devices import ClusterDevices
 from hadar_cli.core.policies.gangs.market import Market
 from hadar_cli.core.policies.gangs.placement import Placed, place
 from hadar_cli.core.policies.gangs.scheduler import GangScheduler
-from hadar_cli.core.policies.gangs.site import Site
 from hadar_cli.core.policies.job_queue import Arrivals
 from hadar_cli.core.policies.port import ClusterView
 from hadar_cli.core.state import RunState
 from hadar_cli.simulation.executor import Costs
-from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.scenario import Scenario, simulate
 from hadar_cli.simulation.speeds import ModelledSpeeds, parse_cluster
 from tests.support.queues import chance_queue
 
 SOME = st.sets(st.integers(0, 9), max_size=3)  # last digits of jobs
-SITE = Site.uniform(["fast", "slow"], [8, 6], [4, 4])
+SITE = ClusterDevices.uniform(["fast", "slow"], [8, 6], [4, 4])
 
 
 @given(

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hadar_cli.core.policies.baselines.gavel import Gavel, GavelMakespan
 from hadar_cli.core.policies.baselines.tiresias import Tiresias
 from hadar_cli.core.policies.baselines.yarn_cs import YarnCs
+from hadar_cli.core.policies.gangs.cluster_devices import ClusterDevices
 from hadar_cli.core.policies.gangs.hadar import Hadar
 from hadar_cli.core.policies.gangs.placement import place
 from hadar_cli.core.policies.gangs.pricing import fluid_prices, paper_prices
-from hadar_cli.core.policies.gangs.site import Site
 from tests.support.queues import chance_queue, run_rounds
 
 POLICIES = {
@@ -134,10 +134,10 @@ def test_a_placement_holds_each_device_once_and_moves_nobody_for_nothing(
     seed, jobs, capacity, per_node
 ):
     queue = chance_queue(seed, jobs, capacity)
-    site = Site.uniform(queue.kinds, capacity, [per_node] * len(capacity))
+    devices = ClusterDevices.uniform(queue.kinds, capacity, [per_node] * len(capacity))
     allocations = Hadar().allocate(queue).allocations
-    seats = place(site, {}, allocations)
+    seats = place(devices, {}, allocations)
     taken = [name for devices in seats.values() for name in devices]
     assert len(taken) == len(set(taken))
-    assert {job: site.counts[devices] for job, devices in seats.items()} == allocations
-    assert place(site, seats, allocations) == seats
+    assert {job: devices.counts[devices] for job, devices in seats.items()} == allocations
+    assert place(devices, seats, allocations) == seats

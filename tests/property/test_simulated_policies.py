@@ -19,7 +19,7 @@ from hadar_cli.engine.ports import Observers
 from hadar_cli.engine.rounds import RoundLoop
 from hadar_cli.engine.tracker import Tracker
 from hadar_cli.simulation.executor import Costs, NoWeights, SimulatedExecutor
-from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.scenario import Scenario, simulate
 from hadar_cli.simulation.speeds import TableSpeeds, parse_cluster
 from hadar_cli.simulation.traces import SPREAD, Throughputs
 from tests.support.worlds import MemoryJournal

@@ -102,7 +102,7 @@ ALLOWED |= {room: _BEHIND_COMMANDS | {"cli"} for room in _COMMANDS}
 # The parts of a run, and the modules that may put them together: what really trains, and what only
 # plays on paper and must load without nodes and SSH.
 _PARTS = {"engine.tracker", "engine.rounds", "nodes.executor", "simulation.executor"}
-_ASSEMBLIES = {"assembly", "simulation.play"}
+_ASSEMBLIES = {"assembly", "simulation.scenario"}
 _MOST_MODULES, _MOST_LINES = 12, 400
 _ENGINES, _MOST_LINES_OF_AN_ENGINE = ("ssh", "slurm", "ray_cluster", "aws", "pipes"), 250
 HEAD = sorted(room for room in ALLOWED if not room.startswith(("node.", "workloads")))

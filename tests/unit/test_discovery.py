@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from hadar_cli.cli.options import cached_profile, read_inventory
+from hadar_cli.core.availability import GpuUse
 from hadar_cli.core.gpu_table import KNOWN_GPUS
 from hadar_cli.core.model import Gpu, Node
-from hadar_cli.core.politeness import GpuUse
 from hadar_cli.errors import InputError
 from hadar_cli.node.gpus.reading import _generation
 from hadar_cli.visits.discovery import Discovery, identify

@@ -11,7 +11,7 @@ from hadar_cli.core import events
 from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.state import RunState
 from hadar_cli.report.live.eta import Estimate, Workload, extrapolate
-from hadar_cli.report.live.scene import Scene
+from hadar_cli.report.live.live_state import LiveState
 from hadar_cli.runs.store import RunFacts
 from tests.support.worlds import make_mix, make_nodes, make_world
 
@@ -89,16 +89,16 @@ def forecasts(seed: int) -> list[tuple[float, float, float]]:
     world.loop.run()
     devices = [device for node in nodes for device in node.devices]
     state, rates = RunState(mix.jobs), RateModel(mix.jobs, devices)
-    scene = Scene(RunFacts("run-1", mix, nodes, "", ""), state, rates, lambda: state.now)
+    live_state = LiveState(RunFacts("run-1", mix, nodes, "", ""), state, rates, lambda: state.now)
     told = []
     for event in world.journal.events:
         state.apply(event)
         if isinstance(event, events.CopyFinished) and event.steps:
             started = state.started[event.attempt]
             rates.observe(started.job, started.device, event.steps, event.train_s)
-        scene.happened(event)
+        live_state.happened(event)
         if isinstance(event, events.RoundPlanned) and state.unfinished:
-            left = scene.left()
+            left = live_state.left()
             told.append((left.low, left.high, world.journal.events[-1].t - event.t))
     return told
 

@@ -14,12 +14,12 @@ from hadar_cli.core.model import Mix, Node, PolicyChoice
 from hadar_cli.runs.store import FileJournal, RunFacts, RunStore
 from hadar_cli.simulation.executor import Costs
 from hadar_cli.simulation.fitting import Fit, assumed_costs, fit, scenario_like, slot_for
-from hadar_cli.simulation.rehearsal import (
+from hadar_cli.simulation.forecast import (
     MOST_JOBS,
-    Knowledge,
-    Outlook,
+    EarlierRuns,
+    RunForecast,
     forecast_after,
-    foresee,
+    forecast_run,
     gather,
     review,
 )
@@ -27,7 +27,7 @@ from tests.support.worlds import make_mix, make_nodes, make_world
 
 SPEEDS = {"x": 1.0, "y": 0.5, "z": 0.25}
 COSTS = Costs(start_s=1.0, sync_s=0.1)
-NOTHING = Knowledge(Fit(), assumed_costs(False))
+NOTHING = EarlierRuns(Fit(), assumed_costs(False))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def write_run(runs: Path, facts: RunFacts, happened: list[events.Event]) -> RunS
     return store
 
 
-def outlook(mix: Mix, nodes: tuple[Node, ...], knowledge: Knowledge = NOTHING) -> Outlook:
-    seen = foresee(mix, nodes, knowledge)
+def expected(mix: Mix, nodes: tuple[Node, ...], knowledge: EarlierRuns = NOTHING) -> RunForecast:
+    seen = forecast_run(mix, nodes, knowledge)
     assert seen is not None
     return seen
 
@@ -75,7 +75,7 @@ def test_an_earlier_run_makes_the_forecast_right(
     write_run(tmp_path, facts_of(mix, nodes), happened)
     knowledge = gather(mix, nodes, tmp_path)
     assert knowledge.runs == ("past",)
-    forecast = outlook(mix, nodes, knowledge).forecast
+    forecast = expected(mix, nodes, knowledge).forecast
     assert forecast.ttd_s == pytest.approx(happened[-1].t, rel=0.05)
     assert forecast.measured_share == pytest.approx(1.0)
     assert forecast.typical_error == pytest.approx(MEASURED_ERROR)
@@ -88,7 +88,7 @@ def test_without_one_it_says_that_it_rests_on_the_formula(
     tmp_path: Path, mix: Mix, nodes: tuple[Node, ...]
 ) -> None:
     knowledge = gather(mix, nodes, tmp_path)
-    forecast = outlook(mix, nodes, knowledge).forecast
+    forecast = expected(mix, nodes, knowledge).forecast
     assert "formula alone" in forecast.basis
     assert forecast.typical_error == FORMULA_ERROR
 
@@ -119,35 +119,35 @@ def test_a_damaged_run_is_passed_over(
 
 
 def test_a_faster_node_is_worth_more(mix: Mix, nodes: tuple[Node, ...]) -> None:
-    worths = {worth.node: worth.saves_s or 0.0 for worth in outlook(mix, nodes).worths}
+    worths = {worth.node: worth.saves_s or 0.0 for worth in expected(mix, nodes).worths}
     assert worths["x"] > worths["z"]
     assert worths["x"] > 0
-    assert outlook(mix, nodes[:1]).worths == ()
+    assert expected(mix, nodes[:1]).worths == ()
 
 
 def test_a_node_that_a_gang_needs_cannot_be_left_out(nodes: tuple[Node, ...]) -> None:
     mix = make_mix([300], policy=PolicyChoice("hadar"))
     mix = replace(mix, jobs=(replace(mix.jobs[0], gpus=3),))
-    assert {worth.ttd_s for worth in outlook(mix, nodes).worths} == {None}
+    assert {worth.ttd_s for worth in expected(mix, nodes).worths} == {None}
 
 
 def test_cost_and_bytes_are_told_where_they_are_known(
     mix: Mix, nodes: tuple[Node, ...], happened: list[events.Event]
 ) -> None:
-    assert outlook(mix, nodes).cost is None
-    assert outlook(mix, nodes).moved_bytes == 0  # nothing leaves this computer
+    assert expected(mix, nodes).cost is None
+    assert expected(mix, nodes).moved_bytes == 0  # nothing leaves this computer
     far = tuple(replace(node, host="far", price_per_hour=2.0) for node in nodes)
-    seen = outlook(mix, far)
+    seen = expected(mix, far)
     assert seen.cost == pytest.approx(6.0 * seen.forecast.ttd_s / 3600)
     assert seen.moved_bytes is None
     sized = Fit(bytes={job.throughput_class: 1000 for job in mix.jobs})
-    moved = outlook(mix, far, Knowledge(sized, COSTS)).moved_bytes
+    moved = expected(mix, far, EarlierRuns(sized, COSTS)).moved_bytes
     assert moved and moved % 1000 == 0
 
 
-def test_a_huge_mix_is_not_rehearsed(nodes: tuple[Node, ...]) -> None:
-    assert foresee(make_mix([1] * (MOST_JOBS + 1)), nodes, NOTHING) is None
-    assert foresee(make_mix([10**6], slot_s=0.5), nodes, NOTHING) is None
+def test_a_huge_mix_is_not_simulated(nodes: tuple[Node, ...]) -> None:
+    assert forecast_run(make_mix([1] * (MOST_JOBS + 1)), nodes, NOTHING) is None
+    assert forecast_run(make_mix([10**6], slot_s=0.5), nodes, NOTHING) is None
 
 
 def test_stand_ins_not_yet_seen_train_at_their_pace(mix: Mix, nodes: tuple[Node, ...]) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hadar_cli.core.availability import GpuUse
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Node
-from hadar_cli.core.politeness import GpuUse
 from hadar_cli.node.gpus import cards, reading
 from hadar_cli.node.gpus import cards as cards_module
 from hadar_cli.node.gpus.cards import CardLock

@@ -190,6 +190,6 @@ def test_who_is_late_and_then_dies_returns_its_steps(world, orders):
     world.executor._now = 50.0
     hand_in(world, again[FAST], 400)
     assert pass_to(world, 90.0)
-    world.loop._intake.take(Failed(again[FAR].attempt, Loss.NODE_GONE, "gone"))
+    world.loop._report_handler.take(Failed(again[FAR].attempt, Loss.NODE_GONE, "gone"))
     job = world.state.jobs[0]
     assert (len(job.done), len(job.in_hand), len(job.free)) == (1400, 0, 8600)

@@ -21,7 +21,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Progressed
 from hadar_cli.report.live.lines import STOPPING, Lines
 from hadar_cli.report.live.live import LiveView
-from hadar_cli.report.live.scene import Scene
+from hadar_cli.report.live.live_state import LiveState
 from hadar_cli.report.live.screen import frame
 from hadar_cli.runs.store import RunFacts
 from tests.support.worlds import make_mix, make_nodes, make_world
@@ -118,13 +118,13 @@ def test_no_frame_is_larger_than_the_terminal(
     mix, nodes, happened = story(*cluster)
     devices = [device for node in nodes for device in node.devices]
     state, rates = RunState(mix.jobs), RateModel(mix.jobs, devices)
-    scene = Scene(RunFacts("run-1", mix, nodes, "", ""), state, rates, lambda: state.now)
+    live_state = LiveState(RunFacts("run-1", mix, nodes, "", ""), state, rates, lambda: state.now)
     for event in happened[: 1 + int(moment * len(happened))]:
         state.apply(event)
-        scene.happened(event)
+        live_state.happened(event)
         if isinstance(event, events.CopyStarted):
-            scene.progressed(Progressed(event.attempt, 1, 0.5, 1e-7))
-    lines = frame(scene, "a run", "running", ["what to press"] * footer, width, height)
+            live_state.progressed(Progressed(event.attempt, 1, 0.5, 1e-7))
+    lines = frame(live_state, "a run", "running", ["what to press"] * footer, width, height)
     assert len(lines) <= height
     drawn = ["".join(segment.text for segment in line) for line in lines]
     assert max(map(cell_len, drawn)) <= width
@@ -228,7 +228,7 @@ def test_jobs_and_devices_come_and_go_and_what_was_seen_stays(screen: Screen) ->
     screen.take(happened[-1])
     mix = replace(screen.mix, jobs=(*screen.mix.jobs, late))
     nodes = tuple(node for node in screen.nodes if node.name != "rtx3090")
-    screen.view.cast(RunFacts("run-1", mix, nodes, "", ""))
+    screen.view.take_facts(RunFacts("run-1", mix, nodes, "", ""))
     rates = RateModel(mix.jobs, devices_of(nodes))
     screen.view.watch(RunState(mix.jobs, happened), rates, lambda: screen.now)
     frame = screen.frame()
@@ -261,7 +261,7 @@ def test_a_job_that_does_not_train_says_why(screen: Screen) -> None:
 
 
 def test_a_run_that_waits_for_work_says_so_and_what_to_do(screen: Screen) -> None:
-    screen.view.cast(RunFacts("run-1", screen.mix, screen.nodes, "", "", waits_for_work=True))
+    screen.view.take_facts(RunFacts("run-1", screen.mix, screen.nodes, "", "", waits_for_work=True))
     a_stint(screen)
     assert "to go" in screen.frame()[0] and "Ctrl-C" in screen.frame()[-1]
     screen.take(events.CopyLost(1.0, "a1", "recalled"))

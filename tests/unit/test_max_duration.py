@@ -11,7 +11,7 @@ from hadar_cli.core.model import Job, Mix, PolicyChoice
 from hadar_cli.core.state import RunState
 from hadar_cli.report.words import describe
 from hadar_cli.simulation.executor import Costs
-from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.scenario import Scenario, simulate
 from hadar_cli.simulation.speeds import ModelledSpeeds, parse_cluster
 from tests.support.worlds import make_world
 

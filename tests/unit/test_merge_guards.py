@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from hadar_cli.weights.admission import Copy
-from hadar_cli.weights.blending import BLOCK
+from hadar_cli.weights.merge_arithmetic import BLOCK
 from hadar_cli.weights.merging import Contribution, validate
 from hadar_cli.weights.safetensors_file import CheckpointError
+from hadar_cli.weights.validation import Copy
 from tests.support.checkpoints import FLOATS, Folder, Tensors, W, noise, with_state
 
 

@@ -31,7 +31,7 @@ def orders(world) -> dict[str, CopyOrder]:
 def pass_to(world: World, now: float) -> bool:
     """Whether the meeting goes on without somebody then."""
     world.executor._now = now
-    closed = world.loop._intake.close_overdue_meetings()
+    closed = world.loop._report_handler.close_overdue_meetings()
     world.loop.validate()
     return closed
 
@@ -42,14 +42,14 @@ def move(world: World, order: CopyOrder, times: range, per_s: int, total: int) -
     for number, second in enumerate(times):
         world.executor._now = float(second)
         report = Moving(order.attempt, number * per_s, total, is_result=True)
-        world.loop._intake.take(report)
+        world.loop._report_handler.take(report)
         is_given_up |= pass_to(world, float(second))
     return is_given_up
 
 
 def hand_in(world: World, order: CopyOrder, steps: int) -> None:
     result = CopyResult(steps, order.steps.first(steps).ranges, 0.0, 25.0, 0.1, "deadline")
-    world.loop._intake.take(HandedIn(order.attempt, result, "w" * 64, True, True))
+    world.loop._report_handler.take(HandedIn(order.attempt, result, "w" * 64, True, True))
 
 
 def test_who_is_silent_is_late_after_a_while(world, orders):
@@ -70,7 +70,7 @@ def test_whose_weights_are_on_their_way_is_not(world, orders):
 
 def test_if_all_take_long_nobody_is_late(world, orders):
     for order in orders.values():
-        world.loop._intake.take(Moving(order.attempt, 0, 9, True))
+        world.loop._report_handler.take(Moving(order.attempt, 0, 9, True))
     for second in range(26, 200):
         for order in orders.values():
             assert not move(world, order, range(second, second + 1), MB, 10_000 * MB)
@@ -95,7 +95,7 @@ def test_once_it_stands_still_the_clock_goes_on(world, orders):
 def test_an_order_that_took_long_to_arrive_shifts_its_end(world, orders):
     for second in range(20):
         world.executor._now = float(second)
-        world.loop._intake.take(Moving(orders[FAR].attempt, second, 20, is_result=False))
+        world.loop._report_handler.take(Moving(orders[FAR].attempt, second, 20, is_result=False))
     world.executor._now = 25.0
     hand_in(world, orders[FAST], 500)
     assert not pass_to(world, 46.0)  # it was given 25 s, from 20 s on
@@ -108,7 +108,7 @@ def test_what_measuring_a_model_takes_is_no_cost_of_starting_or_handing_in(world
     world.executor._now = 200.0
     slices = orders[FAR].steps.first(500).ranges
     result = CopyResult(500, slices, 152.0, 25.0, 0.1, "deadline", evaluate_s=150.0)
-    world.loop._intake.take(HandedIn(orders[FAR].attempt, result, "w" * 64, warm, True))
+    world.loop._report_handler.take(HandedIn(orders[FAR].attempt, result, "w" * 64, warm, True))
     assert world.loop._held.start_cost_s <= before
     cost_s = world.loop.meetings._device_cost_s[0][FAR]
     assert cost_s == pytest.approx(200.0 - 25.0 - (150.0 if warm else 152.0))

@@ -13,7 +13,7 @@ import pytest
 from hadar_cli.node.agent import leftovers, processes
 from hadar_cli.node.agent.nursery import Nursery, SharedNursery
 from hadar_cli.node.agent.supervisor import WorkerSpec
-from hadar_cli.node.last_words import NO_GPU
+from hadar_cli.node.log_phrases import NO_GPU
 
 # A worker of a nursery whose torch, by its words, sees these kinds of GPUs.
 WORKER = f"""

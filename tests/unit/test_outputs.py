@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hadar_cli.assembly import Interrupted
-from hadar_cli.cli import conduct
+from hadar_cli.cli import foreground
 from hadar_cli.core import events
 from hadar_cli.core.model import Job, Mix, Node
 from hadar_cli.core.slurm import SlurmRequest
@@ -16,7 +16,7 @@ from hadar_cli.nodes.supply import outputs
 from hadar_cli.nodes.supply.output_collector import OutputCollector
 from hadar_cli.nodes.supply.outputs import bring_home, read_list
 from hadar_cli.nodes.wire import AgentError, LinkLostError
-from hadar_cli.runs.leaders import Leaders
+from hadar_cli.runs.output_devices import OutputDevices
 from hadar_cli.runs.store import RunFacts, RunStore
 
 JOB = Job(3, "job", 10, 8)
@@ -147,9 +147,9 @@ def test_the_copy_with_most_steps_of_the_last_merge_leads():
     first = [*copy("a", "one", 9), *copy("b", "two", 2)]
     merged = events.WeightsMerged(1, 3, 1, "w", ("a", "b"))
     last = [*copy("c", "one", 3), *copy("d", "two", 5), *copy("e", "three", 99)]
-    assert Leaders([*first, merged]).by_job == {3: "one"}
+    assert OutputDevices([*first, merged]).by_job == {3: "one"}
     again = events.WeightsMerged(2, 3, 2, "w", ("c", "d"))
-    assert Leaders([*first, merged, *last, again]).by_job == {3: "two"}
+    assert OutputDevices([*first, merged, *last, again]).by_job == {3: "two"}
 
 
 class Lent:
@@ -175,12 +175,12 @@ def test_what_is_still_held_is_told_however_a_run_ends_and_only_as_long(
         OutputCollector(store, RunState([JOB]), [lent], lambda node: lent).end(brings_all=False)
         raise Interrupted
 
-    monkeypatch.setattr(conduct, "drive", drive)
-    monkeypatch.setattr(conduct, "_kept", lambda store: "saved")
+    monkeypatch.setattr(foreground, "drive", drive)
+    monkeypatch.setattr(foreground, "_kept", lambda store: "saved")
 
     def told() -> str:
         with pytest.raises(SystemExit):
-            conduct.conduct(store, as_json=False, no_live=True)
+            foreground.run_in_foreground(store, as_json=False, no_live=True)
         return " ".join(capsys.readouterr().err.split())
 
     assert "a: Slurm's squeue does not answer" in (words := told()) and "hadar clean r" in words

@@ -14,7 +14,7 @@ from bench.paper.forks import idle_devices
 from bench.paper.section import Setting, Text
 from bench.paper.trace_driven import time_below
 from hadar_cli.core import events
-from hadar_cli.simulation.play import Work
+from hadar_cli.simulation.scenario import Work
 
 
 @dataclass(frozen=True)

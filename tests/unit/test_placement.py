@@ -3,10 +3,10 @@
 import pytest
 
 from hadar_cli.core.model import Device, Gpu
+from hadar_cli.core.policies.gangs.cluster_devices import ClusterDevices
 from hadar_cli.core.policies.gangs.placement import place
-from hadar_cli.core.policies.gangs.site import Site
 
-SITE = Site.uniform(["fast", "slow"], [8, 6], [4, 4])
+SITE = ClusterDevices.uniform(["fast", "slow"], [8, 6], [4, 4])
 
 
 def nodes(devices):
@@ -21,10 +21,10 @@ def test_a_uniform_site_has_whole_nodes_and_a_rest():
 def test_a_site_groups_devices_by_kind_and_node():
     v100, k80 = Gpu("V100", 100, 16), Gpu("K80", 10, 12)
     devices = [Device("n:0", "n", 0, v100), Device("n:1", "n", 1, k80), Device("m", "m", 0, v100)]
-    site = Site.of(devices)
-    assert site.kinds == ("K80", "V100")
-    assert site.counts["n:0", "n:1", "m"] == (1, 2)
-    assert site == Site.of(devices[::1])
+    devices = ClusterDevices.of(devices)
+    assert devices.kinds == ("K80", "V100")
+    assert devices.counts["n:0", "n:1", "m"] == (1, 2)
+    assert devices == ClusterDevices.of(devices[::1])
 
 
 def test_gangs_share_a_node():
@@ -60,10 +60,10 @@ def test_a_gang_spreads_where_equals_sit():
 
 
 def test_nobody_gives_way_to_a_narrower_gang():
-    site = Site.uniform(["fast"], [12], [4])
+    devices = ClusterDevices.uniform(["fast"], [12], [4])
     wide = ("fast-0:0", "fast-0:1", "fast-0:2", "fast-0:3", "fast-1:0")
     before = {1: wide, 2: ("fast-2:0",)}
-    after = place(site, before, {1: (5,), 2: (1,), 3: (4,)})
+    after = place(devices, before, {1: (5,), 2: (1,), 3: (4,)})
     assert after[1] == wide
     assert nodes(after[3]) == {"fast-2"} and nodes(after[2]) == {"fast-1"}
 

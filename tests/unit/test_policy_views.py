@@ -15,7 +15,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Observer
 from hadar_cli.policies import create
 from hadar_cli.simulation.executor import Costs, SimulatedExecutor
-from hadar_cli.simulation.play import play
+from hadar_cli.simulation.scenario import run_rounds
 from hadar_cli.simulation.speeds import ModelledSpeeds, parse_cluster
 from tests.support.worlds import make_mix
 
@@ -67,7 +67,7 @@ def events_of(mix: Mix, policy: Policy) -> list[Any]:
     speeds = ModelledSpeeds(mix.jobs, devices)
     executor = SimulatedExecutor(speeds.gang, Costs(start_s=1.0, sync_s=1.0))
     told = _Told()
-    play(mix, devices, policy, executor, speeds.known(), RunState(mix.jobs), told)
+    run_rounds(mix, devices, policy, executor, speeds.known(), RunState(mix.jobs), told)
     return told.events
 
 

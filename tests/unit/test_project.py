@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hadar_cli.cli import travel
+from hadar_cli.cli import uploads
 from hadar_cli.core.model import Job, Launch, Mix
 from hadar_cli.errors import InputError
 from hadar_cli.project import folder, selection
@@ -169,7 +169,7 @@ def test_a_script_that_knows_nothing_of_hadar_or_of_its_gang_is_told(tmp_path, l
     launch = Launch(script=str(tmp_path / "train.py"), sync=str(tmp_path))
     jobs = (Job(0, "one", 10, 8, launch=launch), Job(1, "wide", 10, 8, gpus=3, launch=launch))
     mix = Mix("m", jobs)
-    warnings = [line for line in travel.lines(mix, travel.parcels(mix)) if "warning" in line]
+    warnings = [line for line in uploads.lines(mix, uploads.uploads(mix)) if "warning" in line]
     assert [line.removeprefix("[yellow]warning:[/] ")[: len(told)] for line in warnings] == (
         [told] if told else []
     )

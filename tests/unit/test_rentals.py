@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hadar_cli.aws import account, prices, switch
-from hadar_cli.aws.asking import Demand
+from hadar_cli.aws import account, dead_man_switch, prices
 from hadar_cli.aws.budget import Budget, require_budget
+from hadar_cli.aws.demand import Demand
 from hadar_cli.aws.fleet import Fleet
 from hadar_cli.aws.launching import check_launch
 from hadar_cli.aws.transport import AwsTransport
@@ -31,7 +31,7 @@ from hadar_cli.node.metadata import MetadataWatch
 from hadar_cli.nodes.session.returning import is_hopeless
 from hadar_cli.nodes.wire import NoMoreError, NotYetError
 from hadar_cli.report.format import money
-from hadar_cli.runs.rentals import RentalBook, read_rentals
+from hadar_cli.runs.rentals import RentalLog, read_rentals
 from tests.support.ec2 import _serve_metadata
 from tests.support.sshd import free_ports
 
@@ -115,18 +115,18 @@ def test_what_cannot_pay_its_first_minutes_is_refused():
         require_budget([rented(budget=1.0)])
 
 
-def test_the_book_keeps_the_last_word_on_each_and_a_torn_line_is_none(tmp_path):
-    book = RentalBook(tmp_path)
-    book.begin(Rental("i-1", "a", "t", 1.0, 100.0))
-    book.begin(Rental("i-2", "a", "t", 1.0, 200.0))
-    book.end_instance("i-1", 160.0)
-    book.end_instance("i-1", 999.0)
+def test_the_log_keeps_the_last_word_on_each_and_a_torn_line_is_none(tmp_path):
+    rental_log = RentalLog(tmp_path)
+    rental_log.begin(Rental("i-1", "a", "t", 1.0, 100.0))
+    rental_log.begin(Rental("i-2", "a", "t", 1.0, 200.0))
+    rental_log.end_instance("i-1", 160.0)
+    rental_log.end_instance("i-1", 999.0)
     with (tmp_path / "rentals.jsonl").open("a") as file:
         file.write('\n{"instance":"i-3","no')
     first, second = read_rentals(tmp_path)
     assert (first.until, second.until) == (160.0, None)
-    book = RentalBook(tmp_path)
-    book.end_instance("i-2", 260.0)
+    rental_log = RentalLog(tmp_path)
+    rental_log.end_instance("i-2", 260.0)
     assert [rental.until for rental in read_rentals(tmp_path)] == [160.0, 260.0]
 
 
@@ -197,7 +197,7 @@ def test_a_console_that_never_shows_a_key_ends_the_instance(tmp_path, stubbed):
     found = transport._machine = transport._find()
     with pytest.raises(NotYetError, match="shows no host key yet"):
         transport._located(found)
-    transport._fleet.book.backdate("i-1", time.time() - 700)
+    transport._fleet.rental_log.backdate("i-1", time.time() - 700)
     with pytest.raises(RefusedError, match="no host key in 10 minutes") as caught:
         transport._located(replace(found, launched_at=time.time() - 700))
     assert ended == [["i-1"]] and "host_key" in (caught.value.fix or "")
@@ -269,7 +269,7 @@ def test_the_switch_shuts_down_once_nobody_is_heard_of(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o700)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    text = switch.script(5.0, str(alive), look_every_s=1.0)
+    text = dead_man_switch.script(5.0, str(alive), look_every_s=1.0)
     subprocess.run(["sh"], input=text, text=True, check=True, env=env, timeout=60)
     while not looks.exists() or len(looks.read_text()) < 12:
         os.utime(alive)  # a head that renews
@@ -289,6 +289,11 @@ def tick(ticks: Path) -> None:
     time.sleep(0.01)
 
 
+def with_switch(user_data: str, ours: str) -> str | None:
+    encoded = base64.b64encode(user_data.encode()).decode()
+    return dead_man_switch.user_data(encoded, f"#!/bin/sh\n{ours}\n")
+
+
 @pytest.mark.parametrize(
     ("theirs", "kind"),
     [
@@ -302,14 +307,14 @@ def tick(ticks: Path) -> None:
     ],
 )
 def test_the_switch_is_added_to_what_the_template_does_at_boot(theirs, kind):
-    both = switch.user_data(base64.b64encode(theirs.encode()).decode(), "#!/bin/sh\nours\n")
-    again = switch.user_data(base64.b64encode((both or "").encode()).decode(), "#!/bin/sh\nmore\n")
+    both = with_switch(theirs, "ours")
+    again = with_switch(both or "", "more")
     whole = list(message_from_string(again or "").walk())
     parts = [part.get_payload(decode=True) for part in whole]
     assert whole[-1].get_content_type() == f"text/{kind}", "so that cloud-init reads it as before"
     assert parts[1:] == [b"#!/bin/sh\nmore\n", b"#!/bin/sh\nours\n", theirs.encode()]
-    assert switch.user_data(None, "ours") == "ours"
-    assert switch.user_data(base64.b64encode(b"\x1f\x8b zipped").decode(), "ours") is None
+    assert dead_man_switch.user_data(None, "ours") == "ours"
+    assert dead_man_switch.user_data(base64.b64encode(b"\x1f\x8b zipped").decode(), "ours") is None
 
 
 @pytest.mark.parametrize(("word", "why"), [("spot-notice", "terminate"), ("rebalance", "likely")])
@@ -330,7 +335,7 @@ def test_an_instance_s_end_is_told_by_its_metadata_service(tmp_path, word, why):
 
 
 def test_a_machine_rests_only_while_no_job_waits_and_is_wanted_when_one_does(monkeypatch):
-    monkeypatch.setattr("hadar_cli.aws.asking._SHORT_S", 0.0)
+    monkeypatch.setattr("hadar_cli.aws.demand._SHORT_S", 0.0)
     demand = Demand()
     demand.need(is_short=True)
     assert not demand.rest("a") and not demand.rests("a"), "a job waits for it"
@@ -344,7 +349,7 @@ def test_a_machine_rests_only_while_no_job_waits_and_is_wanted_when_one_does(mon
 
 
 def test_the_guide_s_policy_allows_what_hadar_asks_aws_for_and_no_more():
-    code = "".join(path.read_text() for path in Path(switch.__file__).parent.glob("*.py"))
+    code = "".join(path.read_text() for path in Path(dead_man_switch.__file__).parent.glob("*.py"))
     verbs = r"\b(?:describe|run|create|delete|start|stop|terminate|get)"
     calls = re.findall(rf"\.({verbs}_(?!payload|paginator)[a-z_]+)\(", code)
     pages = re.findall(r'get_paginator\("(\w+)"\)', code)

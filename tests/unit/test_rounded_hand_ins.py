@@ -15,10 +15,10 @@ from hadar_cli.core.policies.port import Stint
 from hadar_cli.engine.ports import Consolidated, CopyResult, HandedIn
 from hadar_cli.node.training.checkpoints.checkpoint import Parts, load, save
 from hadar_cli.node.training.checkpoints.rounding import Rounding
-from hadar_cli.weights.admission import Copy
-from hadar_cli.weights.blending import CHUNK
+from hadar_cli.weights.merge_arithmetic import CHUNK
 from hadar_cli.weights.merging import Contribution
 from hadar_cli.weights.safetensors_file import CheckpointError
+from hadar_cli.weights.validation import Copy
 from tests.support.checkpoints import Folder, W, noise
 from tests.support.worlds import make_mix, make_world
 

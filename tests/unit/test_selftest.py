@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import torch
 
+from hadar_cli.core.availability import GpuUse
 from hadar_cli.core.model import Gpu, Node
-from hadar_cli.core.politeness import GpuUse
 from hadar_cli.node.agent import probe
 from hadar_cli.node.contract import WORKER
 from hadar_cli.runs.store import RunStore

@@ -21,14 +21,14 @@ def with_copies() -> tuple[World, list[str]]:
 
 def test_only_the_copies_of_a_silent_machine_are_given_up_soon_after_the_meeting():
     world, (silent, _) = with_copies()
-    intake, job = world.loop._intake, world.state.jobs[0]
-    intake.take(NodeSilent((silent,)))
+    report_handler, job = world.loop._report_handler, world.state.jobs[0]
+    report_handler.take(NodeSilent((silent,)))
     world.executor.wait(5.5)
-    assert not intake._overdue(job)
+    assert not report_handler._overdue(job)
     world.executor.wait(6.5)
-    assert [copy.attempt for copy in intake._overdue(job)] == [silent]
-    intake.take(NodeSilent((silent,), is_over=True))
-    assert not intake._overdue(job)
+    assert [copy.attempt for copy in report_handler._overdue(job)] == [silent]
+    report_handler.take(NodeSilent((silent,), is_over=True))
+    assert not report_handler._overdue(job)
 
 
 def test_a_copy_that_nobody_waits_for_takes_no_other_copys_place():
@@ -66,5 +66,5 @@ def test_measuring_the_model_is_no_cost_of_handing_in():
     world, (device, _) = with_copies()
     world.executor.wait(8.0)
     result = CopyResult(100, ((0, 100),), 6.0, 1.0, 0.0, "steps", evaluate_s=6.0)
-    world.loop._intake.take(HandedIn(device, result, "w", warm=True, stays=True))
+    world.loop._report_handler.take(HandedIn(device, result, "w", warm=True, stays=True))
     assert world.loop.meetings._device_cost_s[0] == {device: 1.0}

@@ -16,7 +16,7 @@ from hadar_cli.errors import HadarError, InputError
 from hadar_cli.report.terminal.policies import show, spread_over
 from hadar_cli.simulation.executor import Costs
 from hadar_cli.simulation.fitting import fit
-from hadar_cli.simulation.play import (
+from hadar_cli.simulation.scenario import (
     PolicyResult,
     Scenario,
     Work,

@@ -7,7 +7,7 @@ from hadar_cli.core.model import Job, Mix, PolicyChoice
 from hadar_cli.core.policies.gangs.hadar import Hadar
 from hadar_cli.core.policies.gangs.queue import Queue
 from hadar_cli.simulation.executor import Costs
-from hadar_cli.simulation.play import Scenario, simulate
+from hadar_cli.simulation.scenario import Scenario, simulate
 from hadar_cli.simulation.speeds import ModelledSpeeds, TableSpeeds, parse_cluster
 from hadar_cli.simulation.traces import Throughputs
 from tests.support.queues import queue_of

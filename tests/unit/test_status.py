@@ -11,8 +11,8 @@ from hadar_cli.cli.runs.status import read_status
 from hadar_cli.core import events
 from hadar_cli.core.model import Job, Mix, Node
 from hadar_cli.errors import InputError, StorageError
-from hadar_cli.report.live.scene import Scene
-from hadar_cli.report.live.spectator import Spectator
+from hadar_cli.report.live.follower import JournalFollower
+from hadar_cli.report.live.live_state import LiveState
 from hadar_cli.runs.store import FileJournal, RunFacts, RunStore
 
 JOBS = (Job(0, "weather", 100, 8), Job(1, "language", 200, 8))
@@ -100,32 +100,32 @@ def test_one_look_shows_devices_jobs_and_the_log(run):
 
 
 def test_a_run_that_someone_drives_shows_what_is_probably_done(run):
-    """Nobody reports to a spectator: the measured rate of 5 steps a second fills the gap."""
+    """Nobody reports to a follower: the measured rate of 5 steps a second fills the gap."""
     store = run([*UNDER_WAY[:6], events.CopyStarted(10.0, "b", 0, 2, "fast", 2, 1, ((30, 80),))])
     os.utime(store.journal_path, (time.time() - 4,) * 2)
     with store.locked():
-        seen = Spectator(store)
-        scene = Scene(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
-        seen.look(scene.happened)
-        fast = scene.device_rows()[0]
+        seen = JournalFollower(store)
+        live_state = LiveState(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
+        seen.look(live_state.happened)
+        fast = live_state.device_rows()[0]
     assert seen.standing == "running"
     assert (fast.doing, fast.job, fast.rate) == ("training", "weather", 5.0)
     assert 50 > fast.steps >= 20
 
 
-def test_a_spectator_sees_added_jobs_before_a_head_is_put_together_for_them(run):
+def test_a_follower_sees_added_jobs_before_a_head_is_put_together_for_them(run):
     store = run(UNDER_WAY)
-    seen = Spectator(store)
-    scene = Scene(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
-    seen.look(scene.happened)
+    seen = JournalFollower(store)
+    live_state = LiveState(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
+    seen.look(live_state.happened)
     run([events.JobsAdded(13.0, (Job(9, "late", 40, 16),), "asked")])
-    seen.look(scene.happened)
-    assert [job.name for job in scene.job_rows(scene.left())][-1] == "late"
+    seen.look(live_state.happened)
+    assert [job.name for job in live_state.job_rows(live_state.left())][-1] == "late"
 
 
-def test_a_spectator_hears_every_event_once(run):
+def test_a_follower_hears_every_event_once(run):
     store, heard = run(UNDER_WAY[:4]), []
-    seen = Spectator(store)
+    seen = JournalFollower(store)
     seen.look(heard.append)
     seen.look(heard.append)
     assert heard == UNDER_WAY[:4]

@@ -16,7 +16,7 @@ from hadar_cli.report.terminal.sweep import sweep_plans
 from hadar_cli.report.words import describe, is_news
 from hadar_cli.simulation.executor import Costs
 from hadar_cli.simulation.fitting import Fit
-from hadar_cli.simulation.rehearsal import Knowledge, foresee
+from hadar_cli.simulation.forecast import EarlierRuns, forecast_run
 from tests.support.worlds import World, make_nodes, make_world
 
 STEPS = 270
@@ -122,10 +122,10 @@ def test_what_a_sweep_will_do_is_told_and_forecast_before_it_starts(mix_of):
     assert "27 trials; the best 9 at step 30, the best 3 at step 90 train on by their mse" in told
     assert "25.9 % of the steps" in told  # (18 x 30 + 6 x 90 + 3 x 270) / (27 x 270)
     nodes = make_nodes({"a": 1.0, "b": 0.5})
-    nothing = Knowledge(Fit(), Costs())
-    halved = foresee(mix, nodes, nothing).forecast
+    nothing = EarlierRuns(Fit(), Costs())
+    halved = forecast_run(mix, nodes, nothing).forecast
     whole = replace(mix, jobs=tuple(replace(job, promote=None) for job in mix.jobs))
-    assert halved.ttd_s < foresee(whole, nodes, nothing).forecast.ttd_s
+    assert halved.ttd_s < forecast_run(whole, nodes, nothing).forecast.ttd_s
     assert not halved.jct_s, "who is promoted is not known"
     alone = replace(mix, jobs=mix.jobs[:1])
     assert "nobody to compare it with" in next(sweep_plans(alone.jobs))

@@ -16,10 +16,10 @@ import torch
 from hadar_cli.core.model import OuterStep
 from hadar_cli.core.reasons import Unfit
 from hadar_cli.errors import StorageError
-from hadar_cli.weights import blending
-from hadar_cli.weights.admission import Objection
+from hadar_cli.weights import merge_arithmetic
 from hadar_cli.weights.merging import Contribution, Merged
 from hadar_cli.weights.safetensors_file import Checkpoint
+from hadar_cli.weights.validation import Objection
 from tests.support.checkpoints import FLOATS, Folder, W, noise, with_state
 
 
@@ -57,7 +57,7 @@ def test_mean_is_weighted_by_steps_and_batch_size(folder: Folder, dtype: torch.d
 
 
 def test_tensors_larger_than_a_chunk(folder: Folder) -> None:
-    size = 2 * blending.CHUNK + blending.BLOCK + 3
+    size = 2 * merge_arithmetic.CHUNK + merge_arithmetic.BLOCK + 3
     values = [noise(i, size) for i in range(2)]
     folder.add({W: values[0], "model/0/b": values[0][:3].clone()}, steps=1)
     folder.add({W: values[1], "model/0/b": values[1][:3].clone()}, steps=3)
@@ -371,5 +371,5 @@ def test_memory_is_bounded_by_the_blocks(folder: Folder) -> None:
     folder.merge(rule="progress")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    per_thread = 3 * 2 * 8 * blending.CHUNK + 8 * 8 * blending.BLOCK
-    assert peak < blending.THREADS * per_thread + 8 * mb
+    per_thread = 3 * 2 * 8 * merge_arithmetic.CHUNK + 8 * 8 * merge_arithmetic.BLOCK
+    assert peak < merge_arithmetic.THREADS * per_thread + 8 * mb

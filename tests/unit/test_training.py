@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hadar_cli import training
 from hadar_cli.node.contract import Order
-from hadar_cli.node.last_words import EARLY_UPDATE, MISCOUNTED, RUNS_AHEAD
+from hadar_cli.node.log_phrases import EARLY_UPDATE, MISCOUNTED, RUNS_AHEAD
 from hadar_cli.node.slices import parse_slices, take
 from hadar_cli.node.training.attempt import Attempt, say_once
 from hadar_cli.node.training.checkpoints import checkpoint

@@ -11,8 +11,8 @@ from hadar_cli.core.reasons import Loss, Unfit
 from hadar_cli.core.steps import StepSet
 from hadar_cli.engine.ports import CopyOrder, CopyResult, Failed, HandedIn, Progressed
 from hadar_cli.trial import words
-from hadar_cli.trial.stage import Ended, Stage
 from hadar_cli.trial.trial import goes_on
+from hadar_cli.trial.trial_run import Ended, TrialRun
 from hadar_cli.trial.weights import alter, describe, distances, has_optimizer_state
 
 ORDER = CopyOrder("a", Job(0, "j", 10, 1), "one", StepSet.of([(0, 8)]), 60, None, 1, 1, 2, 0, 1, 1)
@@ -65,16 +65,16 @@ class Slow:
 
 
 def test_patience_is_with_silence_not_with_slowness():
-    stage = Stage.__new__(Stage)
-    stage.executor = Slow(words=8)
-    (end,) = stage.await_all([ORDER], 60.0)
+    trial_run = TrialRun.__new__(TrialRun)
+    trial_run.executor = Slow(words=8)
+    (end,) = trial_run.await_all([ORDER], 60.0)
     assert end.handed_in and (end.steps, end.told) == (8, 8)
     assert end.after_s == pytest.approx(400, abs=1)
 
-    stage.executor = Slow(words=3)
-    (end,) = stage.await_all([ORDER], 60.0)
+    trial_run.executor = Slow(words=3)
+    (end,) = trial_run.await_all([ORDER], 60.0)
     assert not end.is_over and end.steps == 3
-    assert stage.executor.now() == pytest.approx(210, abs=1)
+    assert trial_run.executor.now() == pytest.approx(210, abs=1)
 
 
 def test_a_copy_goes_on_where_it_tells_of_more_steps_again_and_again():

@@ -13,7 +13,7 @@ from hadar_cli.engine.ports import DeviceFree, DeviceTaken, DeviceWanted
 from hadar_cli.node.gpus import cards, turns
 from hadar_cli.node.gpus.cards import CardLock, door, lock_name
 from hadar_cli.node.gpus.turns import Claim, Shares, claim_name, read_claims, whose_turn
-from hadar_cli.nodes.sharing import Sharing
+from hadar_cli.nodes.other_users import OtherUsers
 
 TURN_S = 10.0
 
@@ -138,22 +138,22 @@ def told(why: str, *by: str) -> dict[str, object]:
 
 
 def test_the_head_leaves_the_device_and_comes_back_and_knows_who_else_wants_it():
-    sharing = Sharing(Node("n", "host"))
-    assert sharing.turns == {"turn_s": 120.0, "devices": [{"index": 0, "card": None}]}
-    assert list(sharing.judge(told(""))) == [DeviceFree("n")]
-    assert list(sharing.judge(told("run b of bob has its turn", "run b of bob"))) == [
+    other_users = OtherUsers(Node("n", "host"))
+    assert other_users.turns == {"turn_s": 120.0, "devices": [{"index": 0, "card": None}]}
+    assert list(other_users.judge(told(""))) == [DeviceFree("n")]
+    assert list(other_users.judge(told("run b of bob has its turn", "run b of bob"))) == [
         DeviceTaken("n", "run b of bob has its turn"),
         DeviceWanted("n", ("run b of bob",)),
     ]
-    assert list(sharing.judge(told("run b of bob trains on it", "run b of bob"))) == []
-    assert list(sharing.judge(told("", "run b of bob"))) == [DeviceFree("n")]
-    sharing.forget("n")  # a copy found it taken all the same
-    assert list(sharing.judge(told("", "run b of bob"))) == [DeviceFree("n")]
+    assert list(other_users.judge(told("run b of bob trains on it", "run b of bob"))) == []
+    assert list(other_users.judge(told("", "run b of bob"))) == [DeviceFree("n")]
+    other_users.forget("n")  # a copy found it taken all the same
+    assert list(other_users.judge(told("", "run b of bob"))) == [DeviceFree("n")]
 
 
 def test_a_card_is_meant_by_the_number_or_the_name_that_the_inventory_gives_it():
     cards = (Gpu("RTX 3090", 35.0, 24.0, index=3), Gpu("A100", 70.0, 20.0, uuid="MIG-1"))
-    turns = Sharing(Node("n", "host", cards)).turns
+    turns = OtherUsers(Node("n", "host", cards)).turns
     assert turns and turns["devices"] == [
         {"index": 0, "card": {"index": 3, "uuid": None}},
         {"index": 1, "card": {"index": 1, "uuid": "MIG-1"}},
@@ -161,7 +161,7 @@ def test_a_card_is_meant_by_the_number_or_the_name_that_the_inventory_gives_it()
 
 
 def test_a_new_connection_is_believed_only_once_it_has_told_all_and_told_anew():
-    sharing = Sharing(Node("n", "host", (Gpu("RTX 3090", 35.0, 24.0),)))
+    other_users = OtherUsers(Node("n", "host", (Gpu("RTX 3090", 35.0, 24.0),)))
     card = {"index": 0, "model": "RTX 3090", "memory_mb": 24e3, "others": ["ada"]}
     used = {"event": "gpus", "minute_of_day": 0, "gpus": [{**card, "others_mb": 12e3}]}
     free = {**used, "gpus": [{**card, "others": [], "others_mb": 0.0}]}
@@ -170,20 +170,20 @@ def test_a_new_connection_is_believed_only_once_it_has_told_all_and_told_anew():
         (used, used, DeviceTaken),
         (used, free, DeviceFree),
     ):
-        sharing.begin_anew()
-        assert not list(sharing.judge(told("")))  # it may be a colleague's by now
-        list(sharing.judge(first))
-        sharing.begin_anew()
-        assert not list(sharing.judge(told("")))
-        assert [type(one) for one in sharing.judge(then)] == [kind]
+        other_users.begin_anew()
+        assert not list(other_users.judge(told("")))  # it may be a colleague's by now
+        list(other_users.judge(first))
+        other_users.begin_anew()
+        assert not list(other_users.judge(told("")))
+        assert [type(one) for one in other_users.judge(then)] == [kind]
 
 
 def test_nobody_takes_turns_in_an_allocation_or_where_none_knows_which_device_is_meant():
     card = Gpu("RTX 3090", 35.0, 24.0)
-    assert Sharing(Node("n", "login", (card,), slurm=SlurmRequest(time="1:00"))).turns is None
-    assert Sharing(Node("n", "kubectl:pod", (card,), emulated_speed=0.5)).turns is None
-    assert Sharing(Node("n", "kubectl:pod", (card,))).turns
-    assert Sharing(Node("n", "local")).turns
+    assert OtherUsers(Node("n", "login", (card,), slurm=SlurmRequest(time="1:00"))).turns is None
+    assert OtherUsers(Node("n", "kubectl:pod", (card,), emulated_speed=0.5)).turns is None
+    assert OtherUsers(Node("n", "kubectl:pod", (card,))).turns
+    assert OtherUsers(Node("n", "local")).turns
 
 
 def test_a_holder_that_is_just_writing_its_note_is_nobody_else(folder):

@@ -10,7 +10,7 @@ from hadar_cli.core.measures.ways import ways_of
 from hadar_cli.core.model import Gpu, Job, Launch, Mix, Node, PolicyChoice
 from hadar_cli.core.reasons import Loss
 from hadar_cli.report.ways import way_words, why_words
-from hadar_cli.simulation.rehearsal import foresee, gather
+from hadar_cli.simulation.forecast import forecast_run, gather
 
 T4 = Gpu("T4", 65.0, 16.0)
 NODES = tuple(Node(name, "local", gpus=(T4,)) for name in ("x", "y"))
@@ -70,9 +70,9 @@ def test_what_decided_is_told():
 
 def test_a_dry_run_foresees_the_ways(tmp_path):
     mix = Mix("m", (JOB,), policy=PolicyChoice("hadare"), slot_s=5.0)
-    outlook = foresee(mix, NODES, gather(mix, NODES, tmp_path))
-    assert outlook is not None
-    ways = outlook.ways["job"]
+    expected = forecast_run(mix, NODES, gather(mix, NODES, tmp_path))
+    assert expected is not None
+    ways = expected.ways["job"]
     assert ways.alone + ways.shared + ways.merged == 600 and ways.decided_by == "time"
 
 

@@ -10,7 +10,7 @@ from hadar_cli.core import events
 from hadar_cli.core.reasons import Loss
 from hadar_cli.core.state import RunState
 from hadar_cli.report.format import brief, clock, count, fit, listed
-from hadar_cli.report.live.sparkline import Trail, heat, sparkline
+from hadar_cli.report.live.sparkline import Series, heat, sparkline
 from hadar_cli.report.words import RunLog, describe, is_news
 from tests.support.worlds import make_mix, make_world
 
@@ -238,7 +238,7 @@ def test_a_sparkline_spans_its_own_range_and_never_its_cells() -> None:
 
 
 def test_a_trail_stays_short_and_keeps_its_shape() -> None:
-    trail = Trail()
+    trail = Series()
     for value in range(10_000):
         trail.add(float(value))
     trail.add(math.nan)

@@ -34,7 +34,7 @@ def add(
     A run that is stopped takes them up when it is resumed.
     """
     from hadar_cli.cli.requests import ask, require_grantable
-    from hadar_cli.cli.travel import lines, parcels
+    from hadar_cli.cli.uploads import lines, uploads
     from hadar_cli.config.mixes import read_mix
     from hadar_cli.core.estimates.suitability import require_room
     from hadar_cli.core.model import are_accelerators, devices_of
@@ -52,7 +52,7 @@ def add(
     for note in (preset_note(batch, devices), _left_out(batch, facts.mix)):
         if note:
             stderr().print(note)
-    for line in lines(batch, parcels(batch)):
+    for line in lines(batch, uploads(batch)):
         stderr().print(line)
     ask(store, request, as_json)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hadar_cli.cli.records import Explanation
     from hadar_cli.core.events import Event
     from hadar_cli.core.state import JobState
-    from hadar_cli.report.live.spectator import Spectator
+    from hadar_cli.report.live.follower import JournalFollower
 
 _LOSSES = 3  # the latest, of each job
 
@@ -35,11 +35,11 @@ def explain(
     from hadar_cli.cli.records import Explained, Explanation
     from hadar_cli.core.events import CopyLost
     from hadar_cli.report.format import plain
-    from hadar_cli.report.live.spectator import Spectator
+    from hadar_cli.report.live.follower import JournalFollower
     from hadar_cli.runs.store import find_run
 
     happened: list[Event] = []
-    seen = Spectator(find_run(runs_dir, run))
+    seen = JournalFollower(find_run(runs_dir, run))
     _ = seen.rates  # from the first event on
 
     def hear(event: Event) -> None:
@@ -78,7 +78,7 @@ def explain(
             console.print(f"  {plain(plan, 200)}")
 
 
-def _heading(seen: Spectator) -> str:
+def _heading(seen: JournalFollower) -> str:
     from hadar_cli.report.format import clock, count
     from hadar_cli.runs.requests import Inbox
 
@@ -94,7 +94,9 @@ def _heading(seen: Spectator) -> str:
     return f"run {run} stands still, nobody drives it: hadar resume {run}{noted}"
 
 
-def _job(job: JobState, seen: Spectator, happened: list[Event], is_alone: bool) -> Iterator[str]:
+def _job(
+    job: JobState, seen: JournalFollower, happened: list[Event], is_alone: bool
+) -> Iterator[str]:
     yield _standing(job, seen)
     avoided = [one for (number, _), one in seen.state.avoided.items() if number == job.job.id]
     for pair in avoided:
@@ -105,7 +107,7 @@ def _job(job: JobState, seen: Spectator, happened: list[Event], is_alone: bool) 
         yield from _losses(job.job.id, seen, happened)
 
 
-def _standing(job: JobState, seen: Spectator) -> str:
+def _standing(job: JobState, seen: JournalFollower) -> str:
     from hadar_cli.report.format import brief
 
     done = f"{len(job.done):,} of {job.job.target_steps:,} steps"
@@ -138,7 +140,7 @@ def _standing(job: JobState, seen: Spectator) -> str:
     return f"waits at {done} for its turn: the policy gave the devices to {trains}"
 
 
-def _losses(number: int, seen: Spectator, happened: list[Event]) -> Iterator[str]:
+def _losses(number: int, seen: JournalFollower, happened: list[Event]) -> Iterator[str]:
     from hadar_cli.core.events import CopyLost
     from hadar_cli.report.format import clock
 
@@ -150,7 +152,7 @@ def _losses(number: int, seen: Spectator, happened: list[Event]) -> Iterator[str
         yield f"a copy on {started[event.attempt].device} was lost at {clock(event.t)}: {event.why}"
 
 
-def _devices(seen: Spectator, happened: list[Event]) -> Iterator[Explanation]:
+def _devices(seen: JournalFollower, happened: list[Event]) -> Iterator[Explanation]:
     from hadar_cli.cli.records import Explanation
 
     state, wanted = seen.state, _wanted(happened)
@@ -186,7 +188,7 @@ def _wanted(happened: list[Event]) -> dict[str, str]:
     return found
 
 
-def _idleness(device: str, seen: Spectator) -> str:
+def _idleness(device: str, seen: JournalFollower) -> str:
     state = seen.state
     wanted = list(state.unfinished)
     if seen.standing != "running":
@@ -202,7 +204,7 @@ def _idleness(device: str, seen: Spectator) -> str:
     return "it waits for the next round, or for copies to meet"
 
 
-def _next_round(seen: Spectator) -> Iterator[str]:
+def _next_round(seen: JournalFollower) -> Iterator[str]:
     """What the run's own policy answers to the run as it is."""
     from hadar_cli import policies
     from hadar_cli.core.estimates.suitability import Suitability, SuitableRates

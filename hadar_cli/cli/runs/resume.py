@@ -47,7 +47,7 @@ def resume(
     no_live: NoLive = False,
 ) -> None:
     """Go on with a run that was interrupted; what was merged is kept."""
-    from hadar_cli.cli.conduct import conduct
+    from hadar_cli.cli.foreground import run_in_foreground
     from hadar_cli.runs.store import find_run, is_finished
 
     watched, told = observers(observe), channels(notify)
@@ -57,7 +57,7 @@ def resume(
         return
     if nodes:
         _replace_nodes(store, nodes)
-    conduct(store, as_json, no_live, watched, told)
+    run_in_foreground(store, as_json, no_live, watched, told)
 
 
 def _replace_nodes(store: RunStore, path: Path) -> None:

@@ -28,7 +28,7 @@ from hadar_cli.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hadar_cli.cli.travel import Parcel
+    from hadar_cli.cli.uploads import Upload
     from hadar_cli.core.model import Device, Mix, Node
     from hadar_cli.runs.store import RunFacts
 
@@ -79,12 +79,12 @@ def run(
     """
     from hadar_cli.api import facts_of
     from hadar_cli.assembly import check_nodes, priced
-    from hadar_cli.cli.conduct import conduct
-    from hadar_cli.cli.travel import parcels
+    from hadar_cli.cli.foreground import run_in_foreground
+    from hadar_cli.cli.uploads import uploads
     from hadar_cli.core.model import devices_of
     from hadar_cli.runs.store import RunStore
     from hadar_cli.simulation.fitting import slot_for
-    from hadar_cli.simulation.rehearsal import gather
+    from hadar_cli.simulation.forecast import gather
 
     watched, told = observers(observe), channels(notify)
     inventory = priced(read_inventory(nodes), stderr().print)
@@ -98,10 +98,10 @@ def run(
         return
     check_nodes(inventory)
     inventory = _reaching(batch, inventory, mix, runs_dir)
-    sent = parcels(batch)
+    sent = uploads(batch)
     facts = replace(facts_of(batch, inventory, runs_dir, name), waits_for_work=wait_for_work)
     _announce(facts, sent)
-    conduct(RunStore.create(runs_dir, facts), as_json, no_live, watched, told)
+    run_in_foreground(RunStore.create(runs_dir, facts), as_json, no_live, watched, told)
 
 
 def _read_mix(
@@ -154,8 +154,8 @@ def _reaching(batch: Mix, inventory: tuple[Node, ...], path: Path, runs: Path) -
     return parted
 
 
-def _announce(facts: RunFacts, sent: list[Parcel]) -> None:
-    from hadar_cli.cli.travel import lines
+def _announce(facts: RunFacts, sent: list[Upload]) -> None:
+    from hadar_cli.cli.uploads import lines
     from hadar_cli.core.model import devices_of
     from hadar_cli.report.format import count, duration
     from hadar_cli.report.terminal.sweep import sweep_plans

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from hadar_cli.cli.records import DeviceStatus, JobStatus, Status
     from hadar_cli.core.model import Device
     from hadar_cli.core.state import JobState, RunState
+    from hadar_cli.report.live.follower import JournalFollower
     from hadar_cli.report.live.lines import Lines
     from hadar_cli.report.live.live import LiveView
-    from hadar_cli.report.live.spectator import Spectator
     from hadar_cli.runs.store import RunStore
 
 _LOOK_EVERY_S = 0.5
@@ -43,7 +43,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run is doing now: its round, its devices and their jobs."""
-    from hadar_cli.report.live.spectator import Spectator
+    from hadar_cli.report.live.follower import JournalFollower
     from hadar_cli.runs.store import find_run
 
     store = find_run(runs_dir, run)
@@ -52,9 +52,9 @@ def status(
     if as_json:
         print_json(dataclasses.asdict(read_status(store)))
     elif watch:
-        _watch(Spectator(store))
+        _watch(JournalFollower(store))
     else:
-        _show(Spectator(store))
+        _show(JournalFollower(store))
 
 
 def watch(
@@ -70,7 +70,7 @@ def watch(
 
     Ctrl-C ends the looking, not the run.
     """
-    from hadar_cli.report.live.spectator import Spectator
+    from hadar_cli.report.live.follower import JournalFollower
     from hadar_cli.runs.store import find_run
 
     if port is not None and not web:
@@ -79,14 +79,14 @@ def watch(
     if web:
         _serve(store, port or 0)
     else:
-        _watch(Spectator(store))
+        _watch(JournalFollower(store))
 
 
 def _serve(store: RunStore, port: int) -> None:
-    from hadar_cli.report.web.moments import Moments
+    from hadar_cli.report.web.live_page import LivePage
     from hadar_cli.report.web.server import PageServer
 
-    with PageServer(Moments(store), port) as server:
+    with PageServer(LivePage(store), port) as server:
         print(server.address, flush=True)
         name = store.directory.name
         stderr().print(f"the page of run {name}, for you on this computer; Ctrl-C ends it")
@@ -94,26 +94,26 @@ def _serve(store: RunStore, port: int) -> None:
             server.serve_forever()
 
 
-def _show(seen: Spectator) -> None:
+def _show(seen: JournalFollower) -> None:
     """Prints one look at the run."""
     from rich.segment import SegmentLines
 
     from hadar_cli.report.live.live import title
-    from hadar_cli.report.live.scene import Scene
+    from hadar_cli.report.live.live_state import LiveState
     from hadar_cli.report.live.screen import frame
 
     facts, console = seen.facts, stdout()
-    scene = Scene(facts, seen.state, seen.rates, seen.now, guesses=True)
-    seen.look(scene.happened)
-    scene.driven = seen.standing == "running"
+    live_state = LiveState(facts, seen.state, seen.rates, seen.now, guesses=True)
+    seen.look(live_state.happened)
+    live_state.driven = seen.standing == "running"
     footer = [_way_on(seen)]
     height = len(seen.devices) + len(facts.mix.jobs) + _AROUND_ROWS + _LOG_ROWS + len(footer)
     heading = title(facts)
-    lines = frame(scene, heading, seen.standing, footer, console.width, height)
+    lines = frame(live_state, heading, seen.standing, footer, console.width, height)
     console.print(SegmentLines(lines, new_lines=True), end="")
 
 
-def _watch(seen: Spectator) -> None:
+def _watch(seen: JournalFollower) -> None:
     """Shows the run as `hadar run` does until it ends or the user leaves; it goes on either way."""
     from hadar_cli.report.live.lines import Lines
     from hadar_cli.report.live.live import LiveView
@@ -126,7 +126,7 @@ def _watch(seen: Spectator) -> None:
         with view.watch(seen.state, seen.rates, seen.now, guesses=True):
             while True:
                 seen.look(view.happened)
-                view.cast(seen.facts)
+                view.take_facts(seen.facts)
                 if seen.standing != "running":
                     break
                 view.tick()
@@ -137,7 +137,7 @@ def _watch(seen: Spectator) -> None:
     stderr().print(f"run {facts.id} is {seen.standing}; {_way_on(seen)}")
 
 
-def _way_on(seen: Spectator) -> str:
+def _way_on(seen: JournalFollower) -> str:
     from hadar_cli.report.format import count
     from hadar_cli.runs.requests import Inbox
 
@@ -155,9 +155,9 @@ def _way_on(seen: Spectator) -> str:
 def read_status(store: RunStore) -> Status:
     """The run at this moment, for ``--json``."""
     from hadar_cli.cli.records import Status
-    from hadar_cli.report.live.spectator import Spectator
+    from hadar_cli.report.live.follower import JournalFollower
 
-    seen = Spectator(store)
+    seen = JournalFollower(store)
     seen.look()
     now = seen.now()
     return Status(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hadar_cli.cli.records import Replay
     from hadar_cli.core.measures.summary import RunSummary
     from hadar_cli.simulation.fitting import Fit
-    from hadar_cli.simulation.play import PolicyResult, Scenario
+    from hadar_cli.simulation.scenario import PolicyResult, Scenario
 
 
 def replay(
@@ -57,7 +57,7 @@ def replay(
 def _play_all(scenario: Scenario, policy: str) -> list[PolicyResult]:
     """The run's own policy first, then the others asked for."""
     from hadar_cli.cli.policy_options import choose_policies
-    from hadar_cli.simulation.play import simulate
+    from hadar_cli.simulation.scenario import simulate
 
     own = scenario.mix.policy
     chosen = {own.name: own}

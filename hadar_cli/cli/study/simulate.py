@@ -29,7 +29,7 @@ from hadar_cli.errors import InputError, unknown
 if TYPE_CHECKING:
     from hadar_cli.core.measures.forecast import Forecast
     from hadar_cli.core.model import Device, Mix, Node, PolicyChoice
-    from hadar_cli.simulation.play import PolicyResult, Scenario
+    from hadar_cli.simulation.scenario import PolicyResult, Scenario
     from hadar_cli.simulation.traces import Throughputs, Trace
 
 _PROBLEMS = 20  # bad lines shown; the JSON has all of them
@@ -127,7 +127,7 @@ def simulate(
 ) -> None:
     """Simulate policies: how long would these jobs take on these machines?"""
     from hadar_cli.cli.policy_options import choose_policies
-    from hadar_cli.simulation.rehearsal import forecast as forecast_of
+    from hadar_cli.simulation.forecast import forecast as forecast_of
 
     batch = _read(jobs, throughputs, cluster, gpus_per_node, nodes, free_sizes)
     batch = batch.with_options(slot, restart_s, sync_s).told(noise, blind)
@@ -173,7 +173,7 @@ class _Batch:
 
     def told(self, noise: float | None, blind: bool) -> _Batch:
         """With lengths that are wrong, or that nobody knows."""
-        from hadar_cli.simulation.play import wrong_lengths
+        from hadar_cli.simulation.scenario import wrong_lengths
 
         if blind and noise is not None:
             raise InputError("--blind cannot stand beside --noise", fix="keep one of the two")
@@ -290,7 +290,7 @@ def _fitting(
     """The scenario without the jobs that cannot run, and why they cannot."""
     from hadar_cli.core.model import are_accelerators
     from hadar_cli.simulation.fitting import assumed_costs
-    from hadar_cli.simulation.play import Scenario
+    from hadar_cli.simulation.scenario import Scenario
     from hadar_cli.simulation.speeds import ModelledSpeeds, TableSpeeds
     from hadar_cli.simulation.traces import why_not
 
@@ -328,7 +328,7 @@ def _check_kinds(table: Throughputs, devices: Sequence[Device]) -> None:
 
 
 def _run_all(scenario: Scenario, choices: list[tuple[str, PolicyChoice]]) -> list[PolicyResult]:
-    from hadar_cli.simulation.play import simulate as simulate_one
+    from hadar_cli.simulation.scenario import simulate as simulate_one
 
     results = []
     for label, choice in choices:

@@ -63,7 +63,7 @@ class Speeds(Protocol):
     def gang(self, job_id: int, device_names: Sequence[str]) -> float: ...
 
 
-def best_company(
+def best_gang(
     job_id: int, best: str, others: Iterable[str], rates: Speeds
 ) -> tuple[tuple[str, ...], float]:
     """The gang around ``best`` and its rate: the fastest join first, each as long as it helps."""

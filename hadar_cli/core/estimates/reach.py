@@ -36,7 +36,7 @@ def keep_together(jobs: Sequence[Job], devices: Sequence[Device], able: BoolArra
     return together
 
 
-def require_company(
+def require_room_for_gangs(
     jobs: Sequence[Job], devices: Sequence[Device], able: BoolArray, file: str
 ) -> None:
     """Refuses a mix with a gang that is larger than any group of devices that could form it."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from hadar_cli.core.arrays import BoolArray, IntArray
 from hadar_cli.core.estimates.goodput import Update
-from hadar_cli.core.estimates.reach import keep_together, require_company
+from hadar_cli.core.estimates.reach import keep_together, require_room_for_gangs
 from hadar_cli.core.estimates.throughput import Cube, Matrix, Rates
 from hadar_cli.core.model import Device, Job
 from hadar_cli.core.state import RunState
@@ -31,7 +31,7 @@ def require_room(
     large for the devices that reach each other."""
     if gangs and devices:
         able = np.array([[is_large_enough(d, job) for d in devices] for job in jobs], dtype=bool)
-        require_company(jobs, devices, able, file)
+        require_room_for_gangs(jobs, devices, able, file)
     for job in jobs:
         if devices and not any(is_large_enough(device, job) for device in devices):
             raise InputError(

@@ -11,7 +11,7 @@ from hadar_cli.core.estimates.gangs import (
     GAIN,
     PROPORTIONAL,
     are_far,
-    best_company,
+    best_gang,
     exchange_s,
     gang_rate,
     steps_seen,
@@ -118,7 +118,7 @@ def _ways(job: Job, devices: Sequence[Device], forks: bool, taken: _Taken) -> Wa
 
 def _foreseen(job: int, best: str, near: Sequence[str], taken: _Taken) -> tuple[float, int]:
     """What a step would take the best gang, of those that may be no worse than none."""
-    gang, rate = best_company(job, best, near[: _MOST - 1], taken)
+    gang, rate = best_gang(job, best, near[: _MOST - 1], taken)
     if len(gang) == 1:
         gang = (best, near[0])
         rate = taken.gang(job, gang)

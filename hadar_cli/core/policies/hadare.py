@@ -20,7 +20,7 @@ from hadar_cli.core.arrays import BoolArray, IntArray
 from hadar_cli.core.estimates.fluid import FluidPlan, Matrix, Vector, forked_optimum
 from hadar_cli.core.policies.pools import share_out
 from hadar_cli.core.policies.port import ClusterView, JobView, Stint, register
-from hadar_cli.core.policies.sharing import helpful_company, share_nodes
+from hadar_cli.core.policies.shared_steps import helpful_gang, share_nodes
 
 # Jobs × devices: beyond these, an optimum's own sparsity has to do, and equals go together.
 _THINNED = 40
@@ -185,7 +185,7 @@ def _company(
             and not np.delete(seconds[:, d], j).any()
             and rates[j, d] > 0
         ]
-        gang = helpful_company(job, first, others, view.rates)
+        gang = helpful_gang(job, first, others, view.rates)
         if len(gang) > 1:
             gangs[j] = gang
             seconds[:, [view.devices.index(name) for name in gang[1:]]] = 0.0

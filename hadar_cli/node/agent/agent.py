@@ -59,7 +59,7 @@ from hadar_cli.node.gpus.turns import Turns
 from hadar_cli.node.gpus.watch import GpuWatch
 from hadar_cli.node.lease import Lease
 from hadar_cli.node.network import free_port, torch_variables
-from hadar_cli.node.notices import Notices
+from hadar_cli.node.preemption import PreemptionNotices
 
 _LOOK_EVERY_S = 0.025
 
@@ -89,7 +89,7 @@ class Agent:
         }
         self._nursery = _nursery(run, request)
         self._watched = AttemptWatch(run, self._nursery)
-        self._notices = Notices()
+        self._notices = PreemptionNotices()
         self._gpus = GpuWatch(run, self._our_pids) if request.get("is_shared") else None
         asked = request.get("turns")
         self._door = request.get("door") or door(os.environ) if asked else ""

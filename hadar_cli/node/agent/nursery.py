@@ -36,7 +36,7 @@ from hadar_cli.node.agent.setup import set_up
 from hadar_cli.node.agent.supervisor import WorkerSpec, supervise
 from hadar_cli.node.agent_events import WorkerEnd
 from hadar_cli.node.contract import DATA, TRACE, write_atomically
-from hadar_cli.node.last_words import NO_GPU
+from hadar_cli.node.log_phrases import NO_GPU
 from hadar_cli.node.user_site import add_user_site
 
 _SPEC = "spec.json"

@@ -29,14 +29,14 @@ from typing import Any
 import torch
 
 from hadar_cli.node.contract import Order, is_under_orders
-from hadar_cli.node.last_words import BEGUN_AGAIN
+from hadar_cli.node.log_phrases import BEGUN_AGAIN
 from hadar_cli.node.slices import Slices, before
 from hadar_cli.node.training import randomness
 from hadar_cli.node.training.attempt import Attempt, Evaluate, Evaluation, say_once, unfinished
 from hadar_cli.node.training.batches import NOT_SAID, Group, Steps, reads_ahead, source_of
 from hadar_cli.node.training.checkpoints import checkpoint
-from hadar_cli.node.training.gangs.company import Company
 from hadar_cli.node.training.gangs.gang import GO, LATE, SCRIPT, SIGNAL, Trained
+from hadar_cli.node.training.gangs.gang_steps import GangSteps
 from hadar_cli.node.training.loader import Loader, loader_of
 from hadar_cli.node.training.misuse.watch import Watch
 from hadar_cli.node.training.pacing import Pace
@@ -103,7 +103,7 @@ class Training:
         self._pace = Pace(order.emulate_speed) if order.emulate_speed else None
         self._now = Attempt(order, self._pace)
         trained = Trained(parts.models, parts.optimizers)
-        self.company = Company(trained, self._pace, self._vote, lambda: updates.piece)
+        self.gang_steps = GangSteps(trained, self._pace, self._vote, lambda: updates.piece)
         self._told_to_leave = self._stopping = self._left_early = self._begun = False
         self._in_epochs = self._has_own_steps = False  # which a framework counts
         self._last_attempt, self.reader = "", object()  # that handed in weights; see Loader
@@ -162,15 +162,15 @@ class Training:
         """Backward, optimizer, scheduler, metrics. ``update=False`` only accumulates gradients."""
         share = self._updates.piece.share
         self._schedules.stepped(self._updates.add(loss, clip_norm, update))
-        self.company.log(loss, share)
+        self.gang_steps.log(loss, share)
 
     def mean_over(self, count: float) -> None:
         """Says, before its backward, over how many samples, tokens, pixels a loss is a mean."""
-        self.company.mean_over(count)
+        self.gang_steps.mean_over(count)
 
     def log(self, loss: torch.Tensor | float) -> None:
         """Notes the loss, for scripts that do backward and update themselves."""
-        self.company.log(loss, self._updates.piece.share)
+        self.gang_steps.log(loss, self._updates.piece.share)
 
     def stop(self) -> None:
         """The job is done, with the steps it has: the loop ends before its next mini-batch."""
@@ -223,7 +223,7 @@ class Training:
         self._watch.loop_begins()
         for group in self.groups(source):
             self._mini = source.first_of(self.position) - 1
-            for batch in self.company.each(group):
+            for batch in self.gang_steps.each(group):
                 self._mini += 1
                 yield from self._updates.pieces(batch, self.micro_batches)
         self._watch.loop_ends()
@@ -269,8 +269,8 @@ class Training:
                     return
 
     def _train(self, source: Steps, slices: Slices) -> Iterator[Group]:
-        for group in source.groups(slices, self.company.cutter, self._now.order.update):
-            if self.company.is_over(self._now.steps) or not group.reach(self._is_wanted):
+        for group in source.groups(slices, self.gang_steps.cutter, self._now.order.update):
+            if self.gang_steps.is_over(self._now.steps) or not group.reach(self._is_wanted):
                 return
             yield from self._one(group)
 
@@ -280,14 +280,14 @@ class Training:
         self._schedules.step_begins(None if self._by_hand else self.position)
         self._updates.begin_step(len(group), group.steps)
         self._watch.step_begins()
-        self.company.begin_step(self.position, self._now.steps, len(group))
+        self.gang_steps.begin_step(self.position, self._now.steps, len(group))
         try:
             yield group
         except GeneratorExit:
             self._now.steps += self._updates.happened * group.steps
             self._left_early = True
             raise
-        self.company.end_step()
+        self.gang_steps.end_step()
         self._watch.step_ends()
         if self._now.is_first and not self._now.steps and not self._by_hand:
             checkpoint.check(self._parts)  # before hours of training that could not be handed in
@@ -337,7 +337,7 @@ class Training:
         elif self._now.is_first:  # the process's, and the job's
             checkpoint.begin(self._parts)
         randomness.begin(order.seed if order.num_copies > 1 else None, notes.get("random"))
-        self.company.join(order, self._now)
+        self.gang_steps.join(order, self._now)
         if order.evaluate and self._evaluation and order.is_first_of_gang:
             self._now.evaluate(self._evaluation, self._parts.models)
 
@@ -354,10 +354,10 @@ class Training:
         return LATE if self._now.is_late(steps) else GO
 
     def _is_wanted(self) -> bool:
-        return not self._told_to_leave or self.company.cutter is not None  # gangs leave together
+        return not self._told_to_leave or self.gang_steps.cutter is not None  # gangs leave together
 
     def _stopped_because(self) -> str:
-        self._stopping |= self.company.is_done
+        self._stopping |= self.gang_steps.is_done
         if self._stopping:
             return STOPPED_BY_SCRIPT
         if self._now.steps >= self._now.order.steps:
@@ -378,7 +378,7 @@ class Training:
     def _hand_in(self, stopped: str) -> None:
         order = self._now.order
         self._watch.order_ends(self._updates.flush)
-        members = self.company.end_order()
+        members = self.gang_steps.end_order()
         self._now.begin_saving()
         if order.checkpoint_out:
             notes = {"schedule": self._schedules.notes(), "random": randomness.notes()}
@@ -389,7 +389,7 @@ class Training:
         if order.checkpoint_out or order.member:
             self._last_attempt = order.hands_in_as
         stays = order.next_order is not None and stopped in ("steps", "deadline")
-        noise = None if self._has_own_steps else self.company.noise or self._updates.noise
+        noise = None if self._has_own_steps else self.gang_steps.noise or self._updates.noise
         self._now.leave_result(stopped, stays, self._updates.rates(), self._source, members, noise)
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:

@@ -27,6 +27,7 @@ from hadar_cli.node.agent_events import Exited, Finished
 from hadar_cli.node.contract import Assignment
 from hadar_cli.nodes.endings import explain_end
 from hadar_cli.nodes.orders import read_result
+from hadar_cli.nodes.other_users import OtherUsers
 from hadar_cli.nodes.session.instructions import (
     Abort,
     Connect,
@@ -42,7 +43,6 @@ from hadar_cli.nodes.session.instructions import (
 )
 from hadar_cli.nodes.session.returning import Returning, absence_for, in_words, is_hopeless
 from hadar_cli.nodes.session.state import CONNECTING, EMPTY, TRIES, Held, Phase, Stage, Workers
-from hadar_cli.nodes.sharing import Sharing
 from hadar_cli.nodes.wire import AgentError, LinkLostError, Message, NotYetError, SupersededError
 
 LEASE_S, LOOK_EVERY_S = 20.0, 1.0
@@ -59,7 +59,7 @@ class NodeSession:
 
     def __init__(self, node: Node, epoch: int) -> None:
         self.devices = {device.name: device.index for device in node.devices}
-        self.sharing = Sharing(node)
+        self.other_users = OtherUsers(node)
         self.phase = Phase.NEW
         self.held: dict[str, Held] = {}  # one SENDING to a device at the most; empty in EMPTY
         self.workers = Workers(self.devices, epoch)  # none in EMPTY
@@ -70,8 +70,8 @@ class NodeSession:
 
     def take(self) -> list[Instruction]:
         """What is to be done, in this order, since the last call."""
-        if self.sharing.leaves_because and not self.held and self.phase is Phase.OPEN:
-            self._give_up(NotYetError(self.sharing.leaves_because))
+        if self.other_users.leaves_because and not self.held and self.phase is Phase.OPEN:
+            self._give_up(NotYetError(self.other_users.leaves_because))
             self._do(Connect(moves_on=True))
         taken, self._instructions = self._instructions, []
         return taken
@@ -100,7 +100,7 @@ class NodeSession:
         self.held[order.attempt] = Held(order, Stage.WAITING)
         if self.phase in (Phase.GONE, Phase.REFUSED):
             self._fail(order.attempt, Loss.NODE_GONE)
-        elif why := self.sharing.leaves_because:
+        elif why := self.other_users.leaves_because:
             self._fail(order.attempt, Loss.ORDER_REFUSED, why)
         self._send_waiting()
 
@@ -142,7 +142,7 @@ class NodeSession:
         """Attempts and workers that the agent about to be started is to go on with."""
         for held in self.held.values():
             held.finished = None  # it tells again what the last one told
-        self.sharing.begin_anew()
+        self.other_users.begin_anew()
         return list(self.held), self.workers.names
 
     def opened(self, known: Mapping[str, Assignment], now: float) -> None:
@@ -321,7 +321,7 @@ class NodeSession:
 
     def used(self, message: Message) -> None:
         """Who else is on the node's devices. A copy on one that is needed hands in and leaves."""
-        for change in self.sharing.judge(message):
+        for change in self.other_users.judge(message):
             self._tell(change)
             if isinstance(change, DeviceTaken):
                 device = change.device
@@ -348,7 +348,7 @@ class NodeSession:
     def exited(self, attempt: str, exited: Exited) -> None:
         if held := self.held.get(attempt):
             self.workers.forget(held)
-            self.sharing.forget(held.order.device)
+            self.other_users.forget(held.order.device)
             self._fail(attempt, *explain_end(exited, held.order), exited.log)
 
     def _collect(self, attempt: str, held: Held, finished: Finished) -> None:

@@ -250,8 +250,8 @@ class SessionThreads:
             workers=workers,
             imports=self._imports,
             nursery=self._connection.nursery,
-            is_shared=self._session.sharing.is_needed,
-            turns=self._session.sharing.turns,
+            is_shared=self._session.other_users.is_needed,
+            turns=self._session.other_users.turns,
             door=self._connection.door,
         )
         return link, read_as(answer, _Opened).attempts

@@ -14,7 +14,7 @@ from hadar_cli.nodes.connection import Connection
 from hadar_cli.nodes.supply.early_outputs import EarlyOutputs
 from hadar_cli.nodes.supply.outputs import bring_home
 from hadar_cli.runs.finished_models import add_beside
-from hadar_cli.runs.leaders import Leaders
+from hadar_cli.runs.output_devices import OutputDevices
 from hadar_cli.runs.store import RunStore, read_journal
 
 
@@ -32,14 +32,14 @@ class OutputCollector(Observer):
         """``visit`` makes another connection, which starts nothing, to a node."""
         self._state, self._connections, self._visit = state, connections, visit
         self._folder = store.directory / "out"
-        self._leaders = Leaders(read_journal(store.journal_path))
+        self._output_devices = OutputDevices(read_journal(store.journal_path))
         self._node_of = {d.name: c.node for c in connections for d in c.node.devices}
         nodes = {node.name: node for node in self._node_of.values()}
         self._store = store
         self.early = EarlyOutputs(lambda name: self._visit(nodes[name]), self._folder)
 
     def happened(self, event: events.Event) -> None:
-        self._leaders.take(event)
+        self._output_devices.take(event)
         if isinstance(event, events.WeightsMerged | events.JobCutShort | events.JobFailed):
             job, node = self._state.jobs[event.job], self._place(event.job)
             is_over = job.is_over
@@ -48,7 +48,7 @@ class OutputCollector(Observer):
 
     def _place(self, number: int) -> str | None:
         """The node that has what the job left, if it can have left anything."""
-        node = self._node_of.get(self._leaders.by_job.get(number, ""))
+        node = self._node_of.get(self._output_devices.by_job.get(number, ""))
         return node.name if node and self._state.jobs[number].job.launch.code else None
 
     def end(self, brings_all: bool, keeps: Collection[str] = ()) -> None:
@@ -64,7 +64,7 @@ class OutputCollector(Observer):
 
     def _bring_all(self) -> Sequence[str]:
         wanted: dict[str, list[Job]] = {}
-        for number in self._leaders.by_job:
+        for number in self._output_devices.by_job:
             if node := self._place(number):
                 wanted.setdefault(node, []).append(self._state.jobs[number].job)
         # A machine that is gone took what was left there along: no other is rented to look for it.

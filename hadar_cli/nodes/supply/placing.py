@@ -14,7 +14,7 @@ from hadar_cli.project.data import place_of
 from hadar_cli.project.requirements import Requirements, read_requirements
 
 
-class Site(Protocol):
+class Destination(Protocol):
     """What it takes to place a job: the same for this computer and for any other."""
 
     def send_code(self, source: Path, data: Sequence[Path]) -> str:
@@ -34,24 +34,24 @@ class Site(Protocol):
         ...
 
 
-def place_job(job: Job, site: Site) -> Launch:
+def place_job(job: Job, destination: Destination) -> Launch:
     """Puts the project folder, or the script alone, on the node; the launch as it is there."""
     launch = job.launch
     script = Path(launch.script) if launch.script else None
     project = Path(launch.sync) if launch.sync else None
     if launch.venv:
-        launch = replace(launch, python=site.make_venv(read_requirements(Path(launch.venv))))
+        launch = replace(launch, python=destination.make_venv(read_requirements(Path(launch.venv))))
     source, data = project or script, [Path(path) for path in launch.data]
     if not source and not data:
         return launch
-    code = site.send_code(source, data) if source else None
-    links = {place_of(path, project): site.send_data(path) for path in data}
-    workspace = site.make_workspace(job.id, code, links)
+    code = destination.send_code(source, data) if source else None
+    links = {place_of(path, project): destination.send_data(path) for path in data}
+    workspace = destination.make_workspace(job.id, code, links)
     there = None
     if script and script.is_relative_to(project or script.parent):
         there = f"{workspace}/{script.relative_to(project or script.parent).as_posix()}"
     elif script:
-        there = f"{site.send_code(script, ())}/{script.name}"
+        there = f"{destination.send_code(script, ())}/{script.name}"
     found = os.pathsep.join(f"{workspace}/{path}" for path in links) or launch.data_dir
     return replace(launch, sync=workspace, script=there, data_dir=found)
 

@@ -18,7 +18,7 @@ from hadar_cli.core.state import RunState
 from hadar_cli.engine.ports import Preparing, Progressed
 from hadar_cli.report.format import clock, count, plain
 from hadar_cli.report.live.lines import preparation, waiting_for
-from hadar_cli.report.live.scene import Scene
+from hadar_cli.report.live.live_state import LiveState
 from hadar_cli.report.live.screen import frame
 from hadar_cli.report.words import Entry
 from hadar_cli.runs.store import RunFacts
@@ -42,23 +42,23 @@ class LiveView:
         self._stopping, self._waiting = False, ""
         self._preparing: dict[str, str] = {}  # nodes that are not ready yet
 
-    def cast(self, facts: RunFacts) -> None:
+    def take_facts(self, facts: RunFacts) -> None:
         """Who there is to see from now on."""
         self._facts = facts
-        if hasattr(self, "scene"):
-            self.scene.cast(facts)
+        if hasattr(self, "live_state"):
+            self.live_state.take_facts(facts)
 
     def watch(
         self, state: RunState, rates: RateModel, clock: Callable[[], float], guesses: bool = False
     ) -> LiveView:
         """``guesses``: nobody will report progress, as another process drives the run."""
         self._guesses = guesses
-        if not hasattr(self, "scene"):  # else jobs or nodes have come or gone
+        if not hasattr(self, "live_state"):  # else jobs or nodes have come or gone
             before = RunState(self._facts.mix.jobs)
-            self.scene = Scene(self._facts, before, rates, lambda: before.now, guesses)
+            self.live_state = LiveState(self._facts, before, rates, lambda: before.now, guesses)
             for event in before.following(self._past):
-                self.scene.happened(event)
-        self.scene.follow(state, rates, clock)
+                self.live_state.happened(event)
+        self.live_state.follow(state, rates, clock)
         self._live.update(self)
         self._live.start()
         return self
@@ -70,17 +70,17 @@ class LiveView:
         if not self._live.is_started:
             return
         self._live.stop()
-        news = [entry for entry in self.scene.story if entry.tone != "quiet"]
+        news = [entry for entry in self.live_state.story if entry.tone != "quiet"]
         trouble = [entry for entry in news[:-_ON_LEAVING] if entry.tone == "bad"]
         for entry in (*trouble[-_ON_LEAVING:], *news[-_ON_LEAVING:]):
             words = Text(f"{clock(entry.t):>7}  {entry.words}", overflow="fold")
             self._live.console.print(words, highlight=False)
 
     def happened(self, event: events.Event) -> None:
-        self.scene.happened(event)
+        self.live_state.happened(event)
 
     def progressed(self, report: Progressed) -> None:
-        self.scene.progressed(report)
+        self.live_state.progressed(report)
 
     def preparing(self, report: Preparing) -> None:
         self._preparing[report.node] = preparation(report)
@@ -93,24 +93,24 @@ class LiveView:
 
     def tell(self, words: str) -> None:
         """What is no event of the run."""
-        self.scene.log.append(Entry(self.scene.now, plain(words, 400), "bad"))
+        self.live_state.log.append(Entry(self.live_state.now, plain(words, 400), "bad"))
 
     def winding_up(self, devices: Sequence[str], most_s: float) -> None:
         self._waiting = f"; {waiting_for(devices, most_s)}"
 
     def tick(self) -> None:
-        if self.scene.now - self._painted_at >= _PAINT_EVERY_S:
+        if self.live_state.now - self._painted_at >= _PAINT_EVERY_S:
             self.paint()
 
     def paint(self) -> None:
-        self._painted_at = self.scene.now
+        self._painted_at = self.live_state.now
         self._live.refresh()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         standing = "stopping" if self._stopping else "running"
         width, height = options.max_width, options.height or console.height
         heading = title(self._facts)
-        lines = frame(self.scene, heading, standing, self._footer(), width, height)
+        lines = frame(self.live_state, heading, standing, self._footer(), width, height)
         for number, line in enumerate(lines):
             if number:
                 yield Segment.line()
@@ -118,12 +118,12 @@ class LiveView:
 
     def _footer(self) -> Sequence[str]:
         if self._stopping:
-            return stopping(self.scene, self._waiting)
+            return stopping(self.live_state, self._waiting)
         if self._guesses:
             return _WATCHING
         if self._preparing:
             return ("Before training, what jobs need is sent", " · ".join(self._preparing.values()))
-        if self.scene.is_waiting:
+        if self.live_state.is_waiting:
             run = self._facts.id
             return (f"hadar add {run} MIX brings work; hadar close {run} ends the run",)
         return _PROMISE
@@ -133,9 +133,9 @@ def title(facts: RunFacts) -> str:
     return f"{facts.mix.name} with {facts.mix.policy.name} · run {facts.id}"
 
 
-def stopping(scene: Scene, waiting: str = "") -> tuple[str, str]:
+def stopping(shown: LiveState, waiting: str = "") -> tuple[str, str]:
     """What Ctrl-C has begun, and what a second one would cost."""
     return (
         f"Stopping: copies hand in their work, hadar resume goes on later{waiting}",
-        f"Ctrl-C again stops at once, without {count(scene.steps_unmerged, 'step')} not merged yet",
+        f"Ctrl-C again stops at once, without {count(shown.steps_unmerged, 'step')} not merged yet",
     )

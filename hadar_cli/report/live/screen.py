@@ -1,4 +1,4 @@
-"""A scene as lines of a terminal: the run, its devices, its jobs, its log. Pure drawing."""
+"""A LiveState as lines of a terminal: the run, its devices, its jobs, its log. Pure drawing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.style import Style
 
 from hadar_cli.report.format import NOTHING, bar, brief, clock, figures, fit, fit_name
 from hadar_cli.report.live.eta import Estimate
-from hadar_cli.report.live.scene import DeviceNow, JobNow, Scene
+from hadar_cli.report.live.live_state import DeviceNow, JobNow, LiveState
 from hadar_cli.report.live.sparkline import heat, sparkline
 from hadar_cli.report.terminal import gantt
 from hadar_cli.report.terminal.grid import Cell, Column, Drawing, Grid, Line, cut
@@ -52,37 +52,37 @@ _JOBS = (
 
 
 def frame(
-    scene: Scene, title: str, standing: str, footer: Sequence[str], width: int, height: int
+    live_state: LiveState, title: str, standing: str, footer: Sequence[str], width: int, height: int
 ) -> list[Line]:
     """At most ``height`` lines, none wider than ``width``.
 
     ``standing`` is how the run stands: `running`, or what else to say of it.
     """
     width = min(width, _WIDEST)
-    left = scene.left()
-    devices, jobs = scene.device_rows(), scene.job_rows(left)
+    left = live_state.left()
+    devices, jobs = live_state.device_rows(), live_state.job_rows(left)
     for_devices, for_jobs = _share(len(devices), len(jobs), height - 7 - len(footer) - _LEAST_LOG)
     colours = {job.name: Style(color=gantt.colour(position)) for position, job in enumerate(jobs)}
-    lines = [_headline(scene, title, standing, left, width), _overall(jobs, width), []]
+    lines = [_headline(live_state, title, standing, left, width), _overall(jobs, width), []]
     lines += [*_device_lines(devices, colours, for_devices, width), []]
-    lines += [*_job_lines(jobs, colours, for_jobs, width, scene.now), []]
+    lines += [*_job_lines(jobs, colours, for_jobs, width, live_state.now), []]
     for_log = height - len(lines) - len(footer)
-    log = _log_lines(scene.story, for_log, width)
+    log = _log_lines(live_state.story, for_log, width)
     if footer:
         log += [[]] * (for_log - len(log))
     lines += [*log, *([Segment(fit(line, width), _BOLD)] for line in footer)]
     return [cut(line, width) for line in lines[:height]]
 
 
-def _headline(scene: Scene, title: str, standing: str, left: Estimate, width: int) -> Line:
-    words, ending = [title], f"{clock(scene.now)} so far"
-    if standing == "running" and scene.is_waiting:
-        ending += f" · {scene.ahead(left)}"
+def _headline(live_state: LiveState, title: str, standing: str, left: Estimate, width: int) -> Line:
+    words, ending = [title], f"{clock(live_state.now)} so far"
+    if standing == "running" and live_state.is_waiting:
+        ending += f" · {live_state.ahead(left)}"
     elif standing == "running":
-        words.append(f"round {scene.state.round}")
-        if slot_left := scene.slot_left():
+        words.append(f"round {live_state.state.round}")
+        if slot_left := live_state.slot_left():
             words[-1] += f", {brief(slot_left)} left"
-        ending += f" · {scene.ahead(left)}"
+        ending += f" · {live_state.ahead(left)}"
     else:
         words.append(standing)
     beginning = fit(" · ".join(words), width)

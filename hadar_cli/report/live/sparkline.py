@@ -29,7 +29,7 @@ def heat(shares: Sequence[float]) -> str:
     return "".join(_level(share) for share in shares)
 
 
-class Trail:
+class Series:
     """A series of bounded length: as it grows, its points come to stand for more values each."""
 
     _MOST = 128

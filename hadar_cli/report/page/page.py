@@ -193,7 +193,7 @@ def _costs(costs: RunCosts) -> Iterator[str]:
 
 
 def _forecasts(record: RunRecord) -> Iterator[str]:
-    from hadar_cli.simulation.rehearsal import review  # numpy and the solver
+    from hadar_cli.simulation.forecast import review  # numpy and the solver
 
     times_s = {job.name: job.jct_s for job in record.summary.jobs}
     for verdict in review(record.facts, record.happened):

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hadar_cli.report.format import NOTHING, duration, percent, plain
 from hadar_cli.report.terminal.tables import BEST, measured, table
-from hadar_cli.simulation.play import PolicyResult, Work
+from hadar_cli.simulation.scenario import PolicyResult, Work
 
 _WIDEST = 120
 _ROOMY = 118  # columns from which the table shows everything

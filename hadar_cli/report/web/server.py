@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hadar_cli.errors import HadarError, InputError
-from hadar_cli.report.web.moments import Moments
+from hadar_cli.report.web.live_page import LivePage
 
 HERE = "127.0.0.1"
 _NAMES = (HERE, "localhost")
@@ -28,8 +28,8 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, moments: Moments, port: int = 0) -> None:
-        self.moments, self.token = moments, secrets.token_urlsafe(24)
+    def __init__(self, live_page: LivePage, port: int = 0) -> None:
+        self.live_page, self.token = live_page, secrets.token_urlsafe(24)
         try:
             super().__init__((HERE, port), _Answer)
         except OSError as error:
@@ -73,10 +73,10 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _show(self, is_page: bool) -> None:
         if is_page:
-            page = self.server.moments.page().encode()
+            page = self.server.live_page.page().encode()
             self._send(HTTPStatus.OK, page, "text/html; charset=utf-8")
             return
-        tag, moment = self.server.moments.now()
+        tag, moment = self.server.live_page.now()
         if self.headers.get("If-None-Match") == tag:
             self._send(HTTPStatus.NOT_MODIFIED, b"", tag=tag)
         else:

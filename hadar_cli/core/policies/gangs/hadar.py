@@ -16,11 +16,11 @@ import numpy as np
 
 from hadar_cli.core.arrays import BoolArray, FloatArray, IntArray
 from hadar_cli.core.policies.gangs.backfill import WaitingLines
+from hadar_cli.core.policies.gangs.job_order import JobOrder, order_jobs
 from hadar_cli.core.policies.gangs.market import Market
 from hadar_cli.core.policies.gangs.pricing import FluidPrices, fluid_prices, paper_prices
 from hadar_cli.core.policies.gangs.queue import Allocation, Decision, Queue
 from hadar_cli.core.policies.gangs.sizes import Sizes, thrifty_rates
-from hadar_cli.core.policies.gangs.turns import Turns, take_turns
 from hadar_cli.core.policies.port import register
 from hadar_cli.errors import InputError, unknown
 
@@ -81,18 +81,19 @@ class Hadar:
         prices = fluid_prices(queue.remaining, thrifty_rates(queue), queue.capacity, start)
         sizes = Sizes(queue, prices.per_second)
         market = Market(sizes.wanted(), prices.per_second, queue.capacity.tolist())
-        turns = take_turns(market, self.objective, self.reserve, prices.value_s, sizes.widest_s)
+        ordered = order_jobs(market, self.objective, self.reserve, prices.value_s, sizes.widest_s)
         # A move has to pay for the start, out of what the job has left.
         limit = 1 + PATIENCE + queue.restart_s / np.maximum(market.home_s, 1e-9)
-        _choose(market, sizes, turns, limit)
-        given = turns.order[~sizes.is_open[turns.order]] if sizes.is_any_open else turns.order
+        _choose(market, sizes, ordered, limit)
+        order = ordered.order
+        given = order[~sizes.is_open[order]] if sizes.is_any_open else order
         market.backfill(given)
         market.upgrade(given, 1 + RESTLESSNESS)
-        sizes.fill(market, turns.order)
+        sizes.fill(market, order)
         # Longest first, jobs of almost equal length have to take turns: they need a closer look.
         rethink = 0.2 * RETHINK if self.objective == "makespan" else RETHINK
         until_s = queue.now_s + rethink * prices.value_s
-        return Decision(market.taken, HadarMemory(prices, market, turns.order), until_s)
+        return Decision(market.taken, HadarMemory(prices, market, order), until_s)
 
     def refill(self, queue: Queue, memory: HadarMemory | None = None) -> dict[int, Allocation]:
         """The second pass alone, on the devices that came free."""
@@ -109,7 +110,7 @@ class Hadar:
         waits = memory.market.waiting(queue)
         if waits is None:
             market = Market(queue, memory.prices.per_second, free)
-            order = take_turns(market, self.objective, self.reserve, memory.prices.value_s).order
+            order = order_jobs(market, self.objective, self.reserve, memory.prices.value_s).order
             market.backfill(order[~queue.is_running()[order]])
         else:
             market = memory.market.reopened(free)
@@ -123,8 +124,8 @@ class Hadar:
         sizes = Sizes(queue, memory.prices.per_second)
         market = Market(sizes.wanted(), memory.prices.per_second, free)
         value_s = memory.prices.value_s
-        turns = take_turns(market, self.objective, self.reserve, value_s, sizes.widest_s)
-        waiting = turns.order[~queue.is_running()[turns.order]]
+        order = order_jobs(market, self.objective, self.reserve, value_s, sizes.widest_s).order
+        waiting = order[~queue.is_running()[order]]
         market.backfill(waiting[~sizes.is_open[waiting]])
         sizes.fill(market, waiting)
         return market.taken
@@ -157,10 +158,10 @@ class Hadar:
         return market.taken
 
 
-def _choose(market: Market, sizes: Sizes, turns: Turns, limit: FloatArray) -> None:
+def _choose(market: Market, sizes: Sizes, jobs: JobOrder, limit: FloatArray) -> None:
     """Critical jobs, gangs wider than any kind and open sizes choose alone, others all at once."""
-    alone = turns.is_critical | market.is_outsize | sizes.is_any_open
-    for group in _stretches(turns.order, alone):
+    alone = jobs.is_critical | market.is_outsize | sizes.is_any_open
+    for group in _stretches(jobs.order, alone):
         if not alone[group[0]]:
             market.settle(group, limit, 1 + CHOOSINESS)
             continue
@@ -168,11 +169,11 @@ def _choose(market: Market, sizes: Sizes, turns: Turns, limit: FloatArray) -> No
             if not any(market.free):
                 return
             if sizes.is_any_open:
-                sizes.give(market, j, bool(turns.is_critical[j]))
+                sizes.give(market, j, bool(jobs.is_critical[j]))
             if sizes.is_open[j]:
                 continue
-            if turns.is_critical[j]:
-                market.take(j, market.fastest(j, turns.worth_s))
+            if jobs.is_critical[j]:
+                market.take(j, market.fastest(j, jobs.worth_s))
             else:
                 own = market.kept(j, float(limit[j]))
                 market.take(j, own or market.cheapest(j, 1 + CHOOSINESS))

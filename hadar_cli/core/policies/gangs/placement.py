@@ -10,12 +10,12 @@ import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, count, groupby
 
+from hadar_cli.core.policies.gangs.cluster_devices import ClusterDevices, Placement
 from hadar_cli.core.policies.gangs.queue import Allocation
-from hadar_cli.core.policies.gangs.site import Placement, Site
 
 
 def place(
-    site: Site,
+    devices: ClusterDevices,
     previous: Placement,
     allocations: Mapping[int, Allocation],
     pinned: Collection[int] = (),
@@ -25,10 +25,10 @@ def place(
     Jobs that are ``pinned`` give way to nobody.
     """
     waiting = dict(allocations)
-    kept = _stays(site, previous, allocations)
+    kept = _stays(devices, previous, allocations)
     for job in kept:
         del waiting[job]
-    return place_beside(Placed(site, kept), waiting, pinned)
+    return place_beside(Placed(devices, kept), waiting, pinned)
 
 
 def place_beside(
@@ -48,10 +48,10 @@ def place_beside(
 
 
 def _stays(
-    site: Site, previous: Placement, allocations: Mapping[int, Allocation]
+    devices: ClusterDevices, previous: Placement, allocations: Mapping[int, Allocation]
 ) -> dict[int, tuple[str, ...]]:
     """Gangs that have what they are to have, all of it still here."""
-    counts = site.counts
+    counts = devices.counts
     return {
         job: previous[job]
         for job, allocation in allocations.items()
@@ -64,15 +64,15 @@ def _stays(
 class Placed:
     """Gangs on their devices, followed as they come and go: looked at is only what changed."""
 
-    def __init__(self, site: Site, gangs: Placement) -> None:
-        self.site = site
+    def __init__(self, devices: ClusterDevices, gangs: Placement) -> None:
+        self.devices = devices
         self._begin(gangs)
 
     def _begin(self, gangs: Placement) -> None:
         self.gangs: dict[int, tuple[str, ...]] = {}
         self.allocations: dict[int, Allocation] = {}
         self.taken: dict[str, int] = {}  # devices, and a number that grows from one to the next
-        self.open = set(self.site.home)  # devices
+        self.open = set(self.devices.home)  # devices
         self.broken: set[int] = set()  # gangs with devices that are not here
         self._number = count()
         for job, gang in gangs.items():
@@ -89,7 +89,7 @@ class Placed:
             self._begin(gangs)
 
     def _put(self, job: int, gang: tuple[str, ...]) -> None:
-        self.gangs[job], self.allocations[job] = gang, self.site.counts[gang]
+        self.gangs[job], self.allocations[job] = gang, self.devices.counts[gang]
         for name in gang:
             self.taken[name] = next(self._number)
         self.open.difference_update(gang)
@@ -101,7 +101,7 @@ class Placed:
         del self.allocations[job]
         for name in gang:
             self.taken.pop(name, None)
-        self.open.update(name for name in gang if name in self.site.home)
+        self.open.update(name for name in gang if name in self.devices.home)
         self.broken.discard(job)
 
 
@@ -112,23 +112,23 @@ class _Placing:
     """
 
     def __init__(self, placed: Placed, pinned: Collection[int]) -> None:
-        site = self._site = placed.site
+        devices = self._devices = placed.devices
         self._pinned = pinned
         self.places = dict(placed.gangs)
         self._holders: list[dict[int, int]] = []  # of each group, once somebody may have to move
-        groups = sorted({site.home[name] for name in placed.open})
+        groups = sorted({devices.home[name] for name in placed.open})
         self._free = {  # of each group, an ordered set
-            s: {name: None for name in site.groups[s].devices if name in placed.open}
+            s: {name: None for name in devices.groups[s].devices if name in placed.open}
             for s in groups
         }
         # Groups of each kind by how many devices they have free, so that best fit is a look-up;
         # of equals the one where nobody sits, or where nobody sat down for the longest time.
         self._holes: list[list[dict[int, None]]] = [
-            [{} for _ in range(size + 1)] for size in site.largest
+            [{} for _ in range(size + 1)] for size in devices.largest
         ]
-        last = {s: max(placed.taken.get(d, -1) for d in site.groups[s].devices) for s in groups}
+        last = {s: max(placed.taken.get(d, -1) for d in devices.groups[s].devices) for s in groups}
         for s in sorted(groups, key=last.__getitem__):
-            self._holes[site.groups[s].kind][len(self._free[s])][s] = None
+            self._holes[devices.groups[s].kind][len(self._free[s])][s] = None
 
     def seat(self, job: int, devices: tuple[str, ...]) -> None:
         self.places[job] = self.places.get(job, ()) + devices
@@ -164,7 +164,7 @@ class _Placing:
         for size in chain(range(count, len(holes)), too_small):
             for group in holes[size]:
                 return group
-        raise ValueError(f"overbooked: no free device of kind {self._site.kinds[kind]!r}")
+        raise ValueError(f"overbooked: no free device of kind {self._devices.kinds[kind]!r}")
 
     def _cheapest_room(
         self, kind: int, size: int, width: int, otherwise: int
@@ -174,7 +174,7 @@ class _Placing:
             return otherwise, []
         self._holders = self._holders or self._look_around()
         best: tuple[int, int, list[int]] = (size, otherwise, [])
-        for s, group in enumerate(self._site.groups):
+        for s, group in enumerate(self._devices.groups):
             if group.kind != kind or len(group.devices) < size:
                 continue
             room, cost, leaving = len(self._free.get(s, ())), 0, []
@@ -191,7 +191,7 @@ class _Placing:
 
     def _look_around(self) -> list[dict[int, int]]:
         """Who has how many devices of each group."""
-        holders: list[dict[int, int]] = [{} for _ in self._site.groups]
+        holders: list[dict[int, int]] = [{} for _ in self._devices.groups]
         for job, devices in self.places.items():
             for s, names in self._by_group(devices):
                 holders[s][job] = holders[s].get(job, 0) + len(names)
@@ -205,12 +205,12 @@ class _Placing:
 
     def _by_group(self, devices: tuple[str, ...]) -> Iterator[tuple[int, Sequence[str]]]:
         """Runs of devices on the same group, of which there is mostly one."""
-        for s, names in groupby(devices, self._site.home.__getitem__):
+        for s, names in groupby(devices, self._devices.home.__getitem__):
             yield s, list(names)
 
     def _shift(self, s: int, change: int) -> None:
         """Moves a group to the holes of its new size."""
-        holes = self._holes[self._site.groups[s].kind]
+        holes = self._holes[self._devices.groups[s].kind]
         size = len(self._free.get(s, ()))
         holes[size].pop(s, None)  # full groups are in no one's way
         holes[size + change][s] = None

@@ -10,10 +10,10 @@ import numpy as np
 
 from hadar_cli.core.arrays import FloatArray
 from hadar_cli.core.model import Device
+from hadar_cli.core.policies.gangs.cluster_devices import ClusterDevices, Placement
 from hadar_cli.core.policies.gangs.placement import Placed, place, place_beside
 from hadar_cli.core.policies.gangs.queue import Allocation, Decision, GangPolicy, LateQueue
 from hadar_cli.core.policies.gangs.service_history import ServiceHistory
-from hadar_cli.core.policies.gangs.site import Placement, Site
 from hadar_cli.core.policies.job_queue import JobQueue
 from hadar_cli.core.policies.port import ClusterView, Stint
 
@@ -28,8 +28,8 @@ class GangScheduler:
     def __init__(self, policy: GangPolicy) -> None:
         self.policy = policy
         self._cluster: tuple[Device, ...] = ()
-        self._site = Site.of(())
-        self._placed = Placed(self._site, {})
+        self._devices = ClusterDevices.of(())
+        self._placed = Placed(self._devices, {})
         self._capacity = self._per_node = np.zeros(0, dtype=np.int64)
         self._history = ServiceHistory()
         self._decision = Decision({})
@@ -72,7 +72,7 @@ class GangScheduler:
         self._decision, self._decided_for = decision, view.queue
         if decision.allocations != held:
             pinned = () if self._may_move else held
-            places = place(self._site, places, decision.allocations, pinned)
+            places = place(self._devices, places, decision.allocations, pinned)
         self._places, self._stints = places, None
         self._history.watch(held, decision.allocations)
 
@@ -99,14 +99,16 @@ class GangScheduler:
         """Seats for those who are to join the running."""
         running = self._placed
         if running.broken:  # who has lost a device counts with the others only
-            return place(self._site, running.gangs, {**running.allocations, **new}, running.gangs)
+            return place(
+                self._devices, running.gangs, {**running.allocations, **new}, running.gangs
+            )
         return place_beside(running, new, pinned=running.gangs)
 
     def _known_places(self, view: ClusterView) -> Placement:
         """Who runs, and who only handed in at the slot's end, as copies on real nodes do."""
         if len(view.running) == len(self._places):
             return view.running
-        here, taken = self._site.home, {d for gang in view.running.values() for d in gang}
+        here, taken = self._devices.home, {d for gang in view.running.values() for d in gang}
         places, missing = dict(view.running), self._places.keys() - view.running.keys()
         for job in view.queue.ids[np.isin(view.queue.ids, list(missing))].tolist():
             gang = self._places[job]
@@ -116,7 +118,9 @@ class GangScheduler:
 
     def _allocations(self, placed: Placement) -> dict[int, Allocation]:
         """Devices of each kind; those just lost, whose gang is about to fail, are none."""
-        return dict(zip(placed, map(self._site.counts.__getitem__, placed.values()), strict=True))
+        return dict(
+            zip(placed, map(self._devices.counts.__getitem__, placed.values()), strict=True)
+        )
 
     def _as_stints(
         self, view: ClusterView, jobs: Iterable[int], done: Mapping[int, int]
@@ -130,21 +134,21 @@ class GangScheduler:
     def _survey(self, cluster: tuple[Device, ...]) -> None:
         """Takes in a cluster that is new, or has lost or regained devices."""
         self._count_rounds()
-        kinds = self._site.kinds
-        self._cluster, self._site = cluster, Site.of(cluster)
-        self._placed = Placed(self._site, {})
+        kinds = self._devices.kinds
+        self._cluster, self._devices = cluster, ClusterDevices.of(cluster)
+        self._placed = Placed(self._devices, {})
         self._decided_for = None
-        if self._site.kinds != kinds:  # what a policy remembers goes by kinds
+        if self._devices.kinds != kinds:  # what a policy remembers goes by kinds
             self._decision = Decision({})
-        self._capacity = np.array(self._site.counts[tuple(self._site.home)], dtype=np.int64)
-        self._per_node = np.array(self._site.largest, dtype=np.int64)
+        self._capacity = np.array(self._devices.counts[tuple(self._devices.home)], dtype=np.int64)
+        self._per_node = np.array(self._devices.largest, dtype=np.int64)
 
     def _count_rounds(self) -> None:
-        self._history.count_rounds(self._decision.allocations, self._site.kinds, self._stood)
+        self._history.count_rounds(self._decision.allocations, self._devices.kinds, self._stood)
         self._stood = 0
 
     def _queue(self, view: ClusterView, running: Mapping[int, Allocation]) -> LateQueue:
-        history, kinds = self._history, self._site.kinds
+        history, kinds = self._history, self._devices.kinds
         self._count_rounds()
         history.rows(view.queue)  # those who run may be an earlier head's, and not met yet
         history.serve(view.now_s, view.running)

@@ -11,9 +11,9 @@ import numpy as np
 
 from hadar_cli.core.arrays import FloatArray, IntArray, RowIndex
 from hadar_cli.core.estimates.gangs import PROPORTIONAL
+from hadar_cli.core.policies.gangs.cluster_devices import Placement
 from hadar_cli.core.policies.gangs.lengths import Lengths
 from hadar_cli.core.policies.gangs.queue import Allocation
-from hadar_cli.core.policies.gangs.site import Placement
 from hadar_cli.core.policies.job_queue import JobQueue
 
 # What has gone on for a time goes on for x times as long again with a chance of 1 / (1 + x): five

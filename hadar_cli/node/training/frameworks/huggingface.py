@@ -84,7 +84,7 @@ def _take_over(trainer: Trainer, orders: _Orders) -> None:
     def training_step(model: Any, group: Any, *items: Any, **more: Any) -> Any:
         assert orders.training is not None
         loss = 0.0
-        for batch in orders.training.company.each(group):
+        for batch in orders.training.gang_steps.each(group):
             for piece, share in parts_of(batch, orders.training.micro_batches):
                 trainer.current_gradient_accumulation_steps = len(group) / share
                 loss = loss + train_step(model, piece, *items, **more)

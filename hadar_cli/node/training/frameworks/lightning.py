@@ -86,7 +86,7 @@ class _Orders:
         for group in t.groups(steps):
             if t.micro_batches > 1:
                 raise CannotSplit("Lightning's updates are its own: make its batches smaller")
-            for i, batch in enumerate(t.company.each(group)):
+            for i, batch in enumerate(t.gang_steps.each(group)):
                 self._place(steps.first_of(t.position) + i, steps.source.per_epoch)
                 yield batch
         if t.has_left:

@@ -19,7 +19,7 @@ import torch
 from torch import distributed
 
 from hadar_cli.node.contract import Membership
-from hadar_cli.node.last_words import MEMBER_LOST
+from hadar_cli.node.log_phrases import MEMBER_LOST
 from hadar_cli.node.network import listening, own_address, place_of
 from hadar_cli.node.training.gangs.errors import CannotShare, MemberLost
 from hadar_cli.node.training.gangs.same_host import HostGroup

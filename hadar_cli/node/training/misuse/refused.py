@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hadar_cli.node.last_words import FIX
+from hadar_cli.node.log_phrases import FIX
 
 
 class Refused(RuntimeError):

@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hadar_cli.node.last_words import EARLY_UPDATE, NO_UPDATE, RUNS_AHEAD
+from hadar_cli.node.log_phrases import EARLY_UPDATE, NO_UPDATE, RUNS_AHEAD
 from hadar_cli.node.training.attempt import say_once
 from hadar_cli.node.training.misuse.left_out import Optimizers, refuse_schedulers_left_out
 from hadar_cli.node.training.misuse.refused import Refused

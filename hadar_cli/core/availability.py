@@ -39,23 +39,23 @@ class GpuUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
+class Unavailable:
     """Why a device should be left alone now."""
 
     why: str
     reason: Absence = Absence.TAKEN
 
 
-def objection(
+def why_unavailable(
     node: Node, device: Device, gpus: Sequence[GpuUse], minute_of_day: int | None
-) -> Objection | None:
+) -> Unavailable | None:
     """Why the device should be left alone now, None if it may be used.
 
     ``gpus`` and ``minute_of_day`` (the node's own local time) are as the node reports them. A GPU
     of which nothing is known may be anyone's: it is left alone unless ``max_gpu_mem`` is 1.
     """
     if node.hours and minute_of_day is not None and not is_within(node.hours, minute_of_day):
-        return Objection(f"outside its hours, {node.hours} (there it is {_clock(minute_of_day)})")
+        return Unavailable(f"outside its hours, {node.hours} (there it is {_clock(minute_of_day)})")
     if device.emulated_speed or not device.gpu or node.is_allotted:
         return None
     limit = DEFAULT_MAX_GPU_MEM if node.max_gpu_mem is None else node.max_gpu_mem
@@ -65,11 +65,11 @@ def objection(
     share = found[0].others_share if found else None
     if share is None:
         why = "who uses it cannot be told there; max_gpu_mem = 1 uses it all the same"
-        return Objection(why, Absence.UNTOLD)
+        return Unavailable(why, Absence.UNTOLD)
     if share > limit:
         who = " and ".join(found[0].others) or "others"
         verb = "holds" if len(found[0].others) == 1 else "hold"
-        return Objection(f"{who} {verb} {share:.0%} of its memory, more than {limit:.0%}")
+        return Unavailable(f"{who} {verb} {share:.0%} of its memory, more than {limit:.0%}")
     return None
 
 

@@ -14,8 +14,8 @@ from hadar_cli.core.model import Launch, Mix
 from hadar_cli.errors import InputError
 from hadar_cli.project.data import list_files
 from hadar_cli.project.folder import find_project
+from hadar_cli.project.porting import seems_ported, seems_to_share
 from hadar_cli.project.selection import LeftOut, Selection, select
-from hadar_cli.project.sharing import seems_ported, seems_to_share
 from hadar_cli.report.format import bytes, count, plain
 
 _NAMED = 3  # of what is left out by one rule
@@ -24,7 +24,7 @@ _LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class Upload:
     """A project folder, or a script alone, and the jobs that use it."""
 
     jobs: tuple[str, ...]
@@ -32,7 +32,7 @@ class Parcel:
     selection: Selection
 
 
-def parcels(mix: Mix) -> list[Parcel]:
+def uploads(mix: Mix) -> list[Upload]:
     """Everything that travels; raises InputError for what cannot."""
     users: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     launches: dict[tuple[str, tuple[str, ...]], Launch] = {}
@@ -48,7 +48,7 @@ def parcels(mix: Mix) -> list[Parcel]:
             raise InputError(
                 error.message, file=mix.source, field=error.field, fix=error.fix
             ) from error
-        found.append(Parcel(tuple(names), _found_by(launches[source, data]), selection))
+        found.append(Upload(tuple(names), _found_by(launches[source, data]), selection))
     return found
 
 
@@ -76,44 +76,44 @@ def data_sets(mix: Mix) -> list[tuple[Path, int, int]]:
 # -- on the terminal -------------------------------------------------------------------------
 
 
-def lines(mix: Mix, found: list[Parcel]) -> Iterator[str]:
+def lines(mix: Mix, found: list[Upload]) -> Iterator[str]:
     """What goes and what stays behind, in lines that are safe to print as markup."""
     for path, files, total in data_sets(mix):
         yield _safe(f"data {path}: {count(files, 'file')}, {bytes(total)}, sent once to every node")
     for file in dict.fromkeys(job.launch.venv for job in mix.jobs if job.launch.venv):
         yield _safe(f"packages of {file}: a virtual environment, made once on every node")
-    for parcel in found:
-        chosen = parcel.selection
+    for upload in found:
+        chosen = upload.selection
         size = f"{count(len(chosen.files), 'file')}, {bytes(chosen.bytes)}"
-        if parcel.found_by == "alone":
+        if upload.found_by == "alone":
             yield _safe(f"{chosen.files[0]} travels alone, {bytes(chosen.bytes)}: it lies in no")
             yield "    folder of its own; give one as 'sync' if it needs more"
             continue
         known = {"sync": "sync", "the script": "the script's own"}
-        how = known.get(parcel.found_by, f"by its {parcel.found_by}")
+        how = known.get(upload.found_by, f"by its {upload.found_by}")
         yield _safe(f"project folder {chosen.root} ({how}): {size} for every node")
         yield from _left_behind(chosen)
     yield from _unported(found)
     yield from _unshared(mix, found)
 
 
-def _unported(found: list[Parcel]) -> Iterator[str]:
-    for parcel in found:
-        if not seems_ported(parcel.selection.files):
-            where = parcel.selection.root
-            yield "[yellow]warning:[/] " + _safe(f"{', '.join(parcel.jobs)}: nothing in {where}")
+def _unported(found: list[Upload]) -> Iterator[str]:
+    for upload in found:
+        if not seems_ported(upload.selection.files):
+            where = upload.selection.root
+            yield "[yellow]warning:[/] " + _safe(f"{', '.join(upload.jobs)}: nothing in {where}")
             yield "    imports hadar_cli or keeps its contract: steps would be neither counted nor"
             yield "    handed in. 'hadar try' tells what it lacks, docs/own-script.md how to add it"
 
 
-def _unshared(mix: Mix, found: list[Parcel]) -> Iterator[str]:
+def _unshared(mix: Mix, found: list[Upload]) -> Iterator[str]:
     """A gang whose processes know nothing of each other trains every step that many times."""
     wide = {job.name: job.most_gpus for job in mix.jobs if job.most_gpus > 1}
-    for parcel in found:
-        names = [name for name in parcel.jobs if name in wide]
-        files = parcel.selection.files
+    for upload in found:
+        names = [name for name in upload.jobs if name in wide]
+        files = upload.selection.files
         if names and seems_ported(files) and not seems_to_share(files):
-            where, most = parcel.selection.root, max(wide[name] for name in names)
+            where, most = upload.selection.root, max(wide[name] for name in names)
             yield "[yellow]warning:[/] " + _safe(
                 f"{', '.join(names)}: nothing in {where} speaks of"
             )
@@ -146,20 +146,20 @@ def _safe(line: str) -> str:
 # -- as JSON ---------------------------------------------------------------------------------
 
 
-def as_records(found: list[Parcel]) -> tuple[records.PlannedProject, ...]:
+def as_records(found: list[Upload]) -> tuple[records.PlannedProject, ...]:
     return tuple(
         records.PlannedProject(
-            folder=str(parcel.selection.root),
-            found_by=parcel.found_by,
-            jobs=parcel.jobs,
-            files=len(parcel.selection.files),
-            bytes=parcel.selection.bytes,
+            folder=str(upload.selection.root),
+            found_by=upload.found_by,
+            jobs=upload.jobs,
+            files=len(upload.selection.files),
+            bytes=upload.selection.bytes,
             left_out=tuple(
                 records.LeftBehind(
-                    str(one.path.relative_to(parcel.selection.root)), one.bytes, one.files, one.rule
+                    str(one.path.relative_to(upload.selection.root)), one.bytes, one.files, one.rule
                 )
-                for one in sorted(parcel.selection.left_out, key=lambda one: -one.bytes)
+                for one in sorted(upload.selection.left_out, key=lambda one: -one.bytes)
             )[:_MOST_LISTED],
         )
-        for parcel in found
+        for upload in found
     )

@@ -16,7 +16,7 @@ from hadar_cli.core.state import JobState, RunState
 from hadar_cli.engine.ports import Progressed
 from hadar_cli.report.format import count
 from hadar_cli.report.live.eta import UNSTEADY, Estimate, Workload, extrapolate
-from hadar_cli.report.live.sparkline import Trail
+from hadar_cli.report.live.sparkline import Series
 from hadar_cli.report.words import Entry, RunLog
 from hadar_cli.runs.store import RunFacts
 
@@ -82,7 +82,7 @@ class JobNow:
     at: float | None = None  # when it was done, or arrives
 
 
-class Scene:
+class LiveState:
     """Hears a run's events and reports, and answers what is going on.
 
     ``guesses``: nobody reports, as another process drives the run; rates fill the gap.
@@ -96,7 +96,7 @@ class Scene:
         clock: Callable[[], float],
         guesses: bool = False,
     ) -> None:
-        self.cast(facts)
+        self.take_facts(facts)
         self.log: deque[Entry] = deque(maxlen=_REMEMBERED)
         self.window_s = max(_WINDOW_S[0], min(self.mix.slot_s, _WINDOW_S[1]))
         self.driven = True  # by a head, now
@@ -105,13 +105,13 @@ class Scene:
         self._reports: dict[str, tuple[float, Progressed]] = {}
         self._past: deque[Stretch] = deque()
         self._warm: dict[str, int] = {}  # device -> the job it trained last
-        self._losses: dict[int, Trail] = defaultdict(Trail)
+        self._losses: dict[int, Series] = defaultdict(Series)
         self._trains_since: dict[int, float] = {}  # by job; a head's cold start is no pace
         self._round_began = self._cold_start_s = 0.0
         self._goal: Counter[str] = Counter()  # steps by device, of this round
         self._done: Counter[str] = Counter()
 
-    def cast(self, facts: RunFacts) -> None:
+    def take_facts(self, facts: RunFacts) -> None:
         """Who there is to see from now on."""
         self.mix, self.devices = facts.mix, devices_of(facts.nodes)
         self.waits_for_work = facts.waits_for_work

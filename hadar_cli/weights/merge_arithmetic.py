@@ -26,17 +26,6 @@ from numpy.typing import NDArray
 from hadar_cli.core.estimates.merging import outlying, progress_factor
 from hadar_cli.core.model import MergeRules
 from hadar_cli.core.reasons import Unfit
-from hadar_cli.weights.admission import (
-    NOBODY,
-    OPTIMIZER,
-    OUTER,
-    Copy,
-    Objection,
-    Refused,
-    by_steps,
-    is_weight,
-    notes,
-)
 from hadar_cli.weights.chunks import BLOCK, CHUNK, Piece, Scratch, divide, nbytes_of, write_at
 from hadar_cli.weights.finite import finite, not_finite, refuse_not_finite
 from hadar_cli.weights.late import LateCopy
@@ -52,6 +41,17 @@ from hadar_cli.weights.safetensors_file import (
     store,
     widen,
 )
+from hadar_cli.weights.validation import (
+    NOBODY,
+    OPTIMIZER,
+    OUTER,
+    Copy,
+    Objection,
+    Refused,
+    by_steps,
+    is_weight,
+    notes,
+)
 
 THREADS = min(4, os.cpu_count() or 1)
 
@@ -64,7 +64,7 @@ def _square(values: Array) -> float:
     return float(np.einsum("i,i->", values, values))
 
 
-class Blend:
+class MergeArithmetic:
     """One attempt to merge these copies; it raises Refused for those that prove unfit."""
 
     def __init__(

@@ -11,7 +11,7 @@ from hadar_cli.core.estimates.throughput import LearningRates, Rates
 from hadar_cli.core.policies.promotion import decide
 from hadar_cli.core.state import JobState
 from hadar_cli.engine.failures import Failures
-from hadar_cli.engine.foresight import Foresight
+from hadar_cli.engine.follow_ons import FollowOns
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import (
@@ -50,7 +50,7 @@ class _Meeting:
 
 
 @dataclass(slots=True)
-class Intake:
+class ReportHandler:
     """Takes reports one by one, and holds a job's meeting when all that it waits for are in."""
 
     executor: Executor
@@ -62,7 +62,7 @@ class Intake:
     meetings: Meetings
     views: Views
     side_tasks: SideTasks
-    foresight: Foresight
+    follow_ons: FollowOns
     failures: Failures
     _has_adopted: bool = False
     _told_of_slot: set[int] = field(default_factory=set)  # jobs
@@ -236,7 +236,7 @@ class Intake:
             self.take(waiting)
 
     def _end_meeting(self, job: JobState) -> None:
-        if orphans := self.foresight.orphans(job):
+        if orphans := self.follow_ons.orphans(job):
             self.executor.recall(orphans)
         self._end_if_over(job)
 

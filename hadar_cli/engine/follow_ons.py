@@ -12,7 +12,7 @@ from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.views import Views
 
 
-class Foresight:
+class FollowOns:
     """Compares the plan of the next slot with what is under way in this one."""
 
     def __init__(self, state: RunState, held: Occupancy, views: Views, rates: Rates) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def _nobody(event: Event) -> None: ...
 
 
-class Spectator:
+class JournalFollower:
     """Follows a run; ``standing`` is `running`, `finished`, `stopped` in order or `unfinished`."""
 
     def __init__(self, store: RunStore) -> None:

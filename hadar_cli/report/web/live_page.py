@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from hadar_cli.report.format import clock, figures, percent
-from hadar_cli.report.live.scene import DeviceNow, JobNow, Scene
-from hadar_cli.report.live.spectator import Spectator
+from hadar_cli.report.live.follower import JournalFollower
+from hadar_cli.report.live.live_state import DeviceNow, JobNow, LiveState
 from hadar_cli.report.page.markup import section, text
 from hadar_cli.report.page.page import parts, render_live
 from hadar_cli.report.record import read_record
@@ -21,15 +21,15 @@ _NUMBERS = ("steps", "steps/s", "busy")
 _SHORTEST_S = 1.5  # between two looks, however many browsers ask
 
 
-class Moments:
+class LivePage:
     """Looks at a run when somebody asks, and not more often than is useful."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._seen = Spectator(store)
+        self._seen = JournalFollower(store)
         seen = self._seen
-        self._scene = Scene(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
+        self._live_state = LiveState(seen.facts, seen.state, seen.rates, seen.now, guesses=True)
         self._looked_at = float("-inf")
         self._moment: tuple[str, dict[str, object]] = ("", {})
 
@@ -50,23 +50,23 @@ class Moments:
     def _look(self) -> tuple[str, dict[str, object]]:
         with self._lock:
             if time.monotonic() >= self._looked_at + _SHORTEST_S:
-                seen, scene = self._seen, self._scene
-                seen.look(scene.happened)
-                scene.cast(seen.facts)
-                scene.driven = seen.standing == "running"
+                seen, live_state = self._seen, self._live_state
+                seen.look(live_state.happened)
+                live_state.take_facts(seen.facts)
+                live_state.driven = seen.standing == "running"
                 self._moment = parts(read_record(self._store), "".join(self._present()))
                 self._looked_at = time.monotonic()
             return self._moment
 
     def _present(self) -> Iterator[str]:
         """What is going on at this moment; nothing of a run that nobody drives."""
-        if not self._scene.driven:
+        if not self._live_state.driven:
             return
-        left = self._scene.left()
-        so_far = f"round {self._scene.state.round}, {clock(self._scene.now)} so far"
-        told = f"{so_far}, {self._scene.ahead(left)}"
-        jobs = "".join(_job(job) for job in self._scene.job_rows(left))
-        devices = "".join(_device(device) for device in self._scene.device_rows())
+        left = self._live_state.left()
+        so_far = f"round {self._live_state.state.round}, {clock(self._live_state.now)} so far"
+        told = f"{so_far}, {self._live_state.ahead(left)}"
+        jobs = "".join(_job(job) for job in self._live_state.job_rows(left))
+        devices = "".join(_device(device) for device in self._live_state.device_rows())
         yield section(
             "<h2>Now</h2>",
             f'<p class="soft">{text(told)}</p>',

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hadar_cli.core.availability import GpuUse, Unavailable, why_unavailable
 from hadar_cli.core.model import Device, Node
-from hadar_cli.core.politeness import GpuUse, Objection, objection
 from hadar_cli.engine.ports import DeviceFree, DeviceTaken, DeviceWanted
 from hadar_cli.nodes.wire import Message, read_as, said
 
@@ -32,7 +32,7 @@ class _Turns:
     devices: tuple[_Turn, ...]
 
 
-class Sharing:
+class OtherUsers:
     """Judges what one node's agent tells; the first word on a device is told whatever it is."""
 
     def __init__(self, node: Node) -> None:
@@ -85,7 +85,7 @@ class Sharing:
         if (self.is_needed and not self._use) or (self.turns and self._turns is None):
             return  # half of it is not known yet
         for device in self._node.devices:
-            why = self._objection(device)
+            why = self._why_unavailable(device)
             before = self._is_taken.get(device.name)
             self._is_taken[device.name] = why is not None
             if why and not before:
@@ -94,12 +94,12 @@ class Sharing:
                 yield DeviceFree(device.name)
             yield from self._wanted(device)
 
-    def _objection(self, device: Device) -> Objection | None:
+    def _why_unavailable(self, device: Device) -> Unavailable | None:
         turn = (self._turns or {}).get(device.index)
         if turn and turn.why:
-            return Objection(said(turn.why))
+            return Unavailable(said(turn.why))
         use = self._use
-        return objection(self._node, device, use.gpus, use.minute_of_day) if use else None
+        return why_unavailable(self._node, device, use.gpus, use.minute_of_day) if use else None
 
     def _wanted(self, device: Device) -> Iterator[DeviceWanted]:
         turn = (self._turns or {}).get(device.index)

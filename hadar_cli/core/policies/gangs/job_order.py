@@ -27,7 +27,7 @@ STARTS_FOR_A_TURN = 2  # a job that takes another's devices costs two starts: it
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class JobOrder:
     """All jobs in the order in which they choose."""
 
     order: IntArray
@@ -35,13 +35,13 @@ class Turns:
     worth_s: float  # a move of theirs has to save this much
 
 
-def take_turns(
+def order_jobs(
     market: Market,
     objective: str,
     reserve: float,
     fluid_s: float,
     widest_s: FloatArray | None = None,
-) -> Turns:
+) -> JobOrder:
     """``fluid_s`` is the time that the work needs at least, however it is divided.
 
     ``widest_s`` is what jobs need at their widest that leave their size open, 0 of the others.
@@ -80,7 +80,7 @@ def take_turns(
     within = np.choose(tier, (last, *longest, last, last))
     order = _sorted(market, within)
     order = order[np.argsort(tier[order].astype(np.int8), kind="stable")]
-    return Turns(order, is_critical, max(turn_s, queue.restart_s))
+    return JobOrder(order, is_critical, max(turn_s, queue.restart_s))
 
 
 def _sorted(market: Market, by: FloatArray) -> IntArray:

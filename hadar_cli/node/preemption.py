@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 0.5
 _LONGEST = 300
 
 
-class Notices:
+class PreemptionNotices:
     """Looks where whoever keeps the machine for us leaves word, if there is such a place: a file,
     or a cloud's metadata service."""
 

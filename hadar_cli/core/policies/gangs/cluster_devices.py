@@ -22,7 +22,7 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ClusterDevices:
     """All groups of the cluster; ``home`` tells the group of each device, in their order.
 
     ``counts`` tells a gang's devices of each kind; those that are not here are none.
@@ -35,7 +35,7 @@ class Site:
     largest: tuple[int, ...] = field(compare=False)  # group of each kind
 
     @staticmethod
-    def of(devices: Iterable[Device]) -> Site:
+    def of(devices: Iterable[Device]) -> ClusterDevices:
         """Kinds in the order of their names, so that the order of devices does not matter."""
         names_of: dict[tuple[str, str], list[str]] = {}
         for device in devices:
@@ -45,10 +45,12 @@ class Site:
             DeviceGroup(kinds.index(kind), node, tuple(names))
             for (kind, node), names in names_of.items()
         )
-        return Site._indexed(kinds, groups)
+        return ClusterDevices._indexed(kinds, groups)
 
     @staticmethod
-    def uniform(kinds: Sequence[str], capacity: Sequence[int], per_node: Sequence[int]) -> Site:
+    def uniform(
+        kinds: Sequence[str], capacity: Sequence[int], per_node: Sequence[int]
+    ) -> ClusterDevices:
         """So many devices of each kind, on nodes of one kind."""
         groups = tuple(
             DeviceGroup(r, f"{kind}-{node}", tuple(f"{kind}-{node}:{i}" for i in range(size)))
@@ -56,15 +58,15 @@ class Site:
             for node in range(-(-capacity[r] // per_node[r]))
             if (size := min(per_node[r], capacity[r] - node * per_node[r]))
         )
-        return Site._indexed(tuple(kinds), groups)
+        return ClusterDevices._indexed(tuple(kinds), groups)
 
     @staticmethod
-    def _indexed(kinds: tuple[str, ...], groups: tuple[DeviceGroup, ...]) -> Site:
+    def _indexed(kinds: tuple[str, ...], groups: tuple[DeviceGroup, ...]) -> ClusterDevices:
         home = {name: s for s, group in enumerate(groups) for name in group.devices}
         kind_of = {name: groups[s].kind for name, s in home.items()}
         sizes = [[len(s.devices) for s in groups if s.kind == r] for r in range(len(kinds))]
         largest = tuple(max(of_kind, default=0) for of_kind in sizes)
-        return Site(kinds, groups, home, _Counts(kind_of, len(kinds)), largest)
+        return ClusterDevices(kinds, groups, home, _Counts(kind_of, len(kinds)), largest)
 
     def is_spread(self, devices: Sequence[str]) -> bool:
         """Whether a gang holds more nodes than its size needs, or several kinds."""

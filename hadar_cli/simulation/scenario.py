@@ -122,7 +122,7 @@ def simulate(
     tally = _Tally(state, policy, watch)
     began, problem = time.perf_counter(), None
     try:
-        play(mix, devices, policy, executor, speeds.known(), state, tally)
+        run_rounds(mix, devices, policy, executor, speeds.known(), state, tally)
     except HadarError as error:
         problem = str(error)
     wall_s = time.perf_counter() - began
@@ -130,7 +130,7 @@ def simulate(
     return _result(scenario, tally, label, wall_s, bound_s, problem)
 
 
-def play(
+def run_rounds(
     mix: Mix,
     devices: Sequence[Device],
     policy: Policy,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hadar_cli.core.estimates.gangs import GAIN, best_company
+from hadar_cli.core.estimates.gangs import GAIN, best_gang
 from hadar_cli.core.estimates.throughput import Rates
 from hadar_cli.core.model import Device
 from hadar_cli.core.policies.port import JobView, Stint
@@ -21,9 +21,7 @@ from hadar_cli.core.policies.port import JobView, Stint
 LEAST_STEP_S = 0.1
 
 
-def helpful_company(
-    view: JobView, best: str, others: Sequence[str], rates: Rates
-) -> tuple[str, ...]:
+def helpful_gang(view: JobView, best: str, others: Sequence[str], rates: Rates) -> tuple[str, ...]:
     """The devices that had better share the job's steps, ``best`` first; it alone where none helps.
 
     The fastest join first, each as long as it makes the gang faster: what exchanging gradients
@@ -33,7 +31,7 @@ def helpful_company(
     is_asked = view.job.mode == "share"
     if alone > 0 and not is_asked and 1 / alone < LEAST_STEP_S:
         return (best,)
-    gang, rate = best_company(view.job.id, best, others, rates) if alone > 0 else ((best,), 0.0)
+    gang, rate = best_gang(view.job.id, best, others, rates) if alone > 0 else ((best,), 0.0)
     if not is_asked:
         return gang if rate > GAIN * alone else (best,)
     able = (device for device in others if rates.rate(view.job.id, device) > 0)
@@ -57,7 +55,7 @@ def share_nodes(
     for (job, _), mine in groups.items():
         best = max(mine, key=lambda stint: rates.rate(job, stint.device))
         others = [stint.device for stint in mine if stint is not best]
-        gang = helpful_company(may[job], best.device, others, rates)
+        gang = helpful_gang(may[job], best.device, others, rates)
         if len(gang) == len(mine) > 1:  # all or none: one left out would be a copy to merge
             shared |= dict.fromkeys(mine)
             steps = sum(stint.steps for stint in mine)

@@ -21,7 +21,7 @@ class Losses(Protocol):
     def hear_loss(self, total: Any, weight: Any) -> None: ...
 
 
-class Company:
+class GangSteps:
     """Takes a training loop's steps through its gang; alone, it does nothing to them."""
 
     def __init__(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LEFT = "stopped; what was merged is kept"
 
 
-def conduct(
+def run_in_foreground(
     store: RunStore,
     as_json: bool,
     no_live: bool,
@@ -108,7 +108,7 @@ def _watching(store: RunStore, view: LiveView | Lines, watchers: _Watchers) -> W
     """Has the view look anew whenever jobs or nodes have come or gone."""
 
     def watch(state: RunState, rates: RateModel, clock: Clock) -> Any:
-        view.cast(store.facts)
+        view.take_facts(store.facts)
         processes, notifier = watchers
         processes.tell = notifier.tell = view.tell
         notifier.state = state

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hadar_cli.core import events
 
 
-class Leaders:
+class OutputDevices:
     """By job, the device of the copy with most steps in the job's last merge."""
 
     def __init__(self, happened: Iterable[events.Event] = ()) -> None:

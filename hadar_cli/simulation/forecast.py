@@ -1,6 +1,6 @@
-"""Forecasts: the run rehearsed on paper, by its own policy and the one loop.
+"""Forecasts: the run simulated on paper, by its own policy and the one loop.
 
-The rehearsal trains at the best knowledge of the speeds: measured in earlier runs on the same
+The simulation trains at the best knowledge of the speeds: measured in earlier runs on the same
 machines, else the formula's. Its scheduler knows what the run's will: the formula, and what it
 sees. Costs are fitted to the newest of those runs, or assumed.
 """
@@ -26,18 +26,18 @@ from hadar_cli.errors import HadarError, StorageError
 from hadar_cli.runs.store import RunFacts, RunStore, list_runs, read_journal
 from hadar_cli.simulation.executor import Costs, SimulatedExecutor
 from hadar_cli.simulation.fitting import Fit, assumed_costs
-from hadar_cli.simulation.play import Scenario, lower_bound_s, play
+from hadar_cli.simulation.scenario import Scenario, lower_bound_s, run_rounds
 from hadar_cli.simulation.speeds import ModelledSpeeds
 
-# Beyond these, a rehearsal takes longer than anyone wants to wait for a plan.
+# Beyond these, a simulation takes longer than anyone wants to wait for a plan.
 MOST_JOBS = 500
 MOST_ROUNDS = 300
-_MOST_WORTH_ROUNDS = 400  # of all rehearsals without a node together
+_MOST_WORTH_ROUNDS = 400  # of all simulations without a node together
 _RUNS_READ = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
+class EarlierRuns:
     """What earlier runs tell of a mix and its machines; ``runs`` are their names, newest first."""
 
     fit: Fit
@@ -64,7 +64,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class RunForecast:
     """Everything that a dry run tells of what is to come."""
 
     forecast: Forecast
@@ -79,7 +79,7 @@ class Outlook:
 # -- what is known ---------------------------------------------------------------------------
 
 
-def gather(mix: Mix, nodes: Sequence[Node], runs: Path) -> Knowledge:
+def gather(mix: Mix, nodes: Sequence[Node], runs: Path) -> EarlierRuns:
     """What the newest runs on the same machines say of jobs like these."""
     fitted, used = Fit(), []
     for facts, store in _recent(runs):
@@ -92,7 +92,7 @@ def gather(mix: Mix, nodes: Sequence[Node], runs: Path) -> Knowledge:
             used.append(facts.id)
     is_real = are_accelerators(devices_of(nodes))
     costs = fitted.costs if fitted.sync_s else assumed_costs(is_real)
-    return Knowledge(fitted, costs, tuple(used))
+    return EarlierRuns(fitted, costs, tuple(used))
 
 
 def _recent(runs: Path) -> Iterator[tuple[RunFacts, RunStore]]:
@@ -112,12 +112,12 @@ def _classes(mix: Mix) -> set[tuple[object, ...]]:
     return {job.throughput_class for job in mix.jobs}
 
 
-# -- rehearsals ------------------------------------------------------------------------------
+# -- simulations -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Rehearsed(Observer):
-    """Writes down what a rehearsal tells."""
+class _Simulated(Observer):
+    """Writes down what a simulation tells."""
 
     state: RunState
     rounds: list[events.RoundPlanned] = field(default_factory=list)
@@ -136,7 +136,7 @@ class _Rehearsed(Observer):
                 self.finishes.append(event)
 
 
-def _rehearse(
+def _simulate(
     mix: Mix,
     devices: Sequence[Device],
     truth: RateModel,
@@ -145,28 +145,28 @@ def _rehearse(
     known: RateModel | None = None,
     state: RunState | None = None,
     warm: Mapping[str, int] | None = None,
-) -> _Rehearsed:
+) -> _Simulated:
     """Plays the run to its end, from its beginning or from ``state``."""
     state = state or RunState(mix.jobs)
-    rehearsed = _Rehearsed(state)
+    simulated = _Simulated(state)
     speeds = ModelledSpeeds(mix.jobs, devices, truth)
     executor = SimulatedExecutor(speeds.gang, costs, state.now, warm=warm or {})
     policy = policies.create(mix.policy)
-    play(mix, devices, policy, executor, known or speeds.known(), state, rehearsed)
-    return rehearsed
+    run_rounds(mix, devices, policy, executor, known or speeds.known(), state, simulated)
+    return simulated
 
 
 def _forecast(
     mix: Mix,
     devices: Sequence[Device],
-    rehearsed: _Rehearsed,
+    simulated: _Simulated,
     truth: RateModel,
     runs: Sequence[str],
     at_s: float = 0.0,
 ) -> Forecast:
-    state = rehearsed.state
+    state = simulated.state
     ends = {s.job.name: (s.finished_at or 0.0, s.job.arrives_s) for s in state.jobs.values()}
-    share = _measured_share(rehearsed, truth)
+    share = _measured_share(simulated, truth)
     return Forecast(
         ttd_s=max(end for end, _ in ends.values()),
         jct_s={name: end - arrives for name, (end, arrives) in ends.items()},
@@ -183,10 +183,10 @@ def _bound_s(mix: Mix, devices: Sequence[Device], truth: RateModel) -> float | N
     return lower_bound_s(scenario, policies.create(mix.policy).forks)
 
 
-def _measured_share(rehearsed: _Rehearsed, truth: RateModel) -> float:
-    started = {copy.attempt: copy for copy in rehearsed.starts}
+def _measured_share(simulated: _Simulated, truth: RateModel) -> float:
+    started = {copy.attempt: copy for copy in simulated.starts}
     total = measured = 0.0
-    for done in rehearsed.finishes:
+    for done in simulated.finishes:
         copy = started[done.attempt]
         total += done.train_s
         if all(truth.measured(copy.job, device) for device in copy.devices):
@@ -206,10 +206,10 @@ def _basis(share: float, runs: Sequence[str]) -> str:
 # -- before the run --------------------------------------------------------------------------
 
 
-def foresee(
-    mix: Mix, nodes: Sequence[Node], knowledge: Knowledge, worths: bool = True
-) -> Outlook | None:
-    """What is to come, or None where the mix is too large, or cannot run, to be rehearsed."""
+def forecast_run(
+    mix: Mix, nodes: Sequence[Node], knowledge: EarlierRuns, worths: bool = True
+) -> RunForecast | None:
+    """What is to come, or None where the mix is too large, or cannot run, to be simulated."""
     open_ended = {job.name for job in mix.jobs if job.promote}
     mix, devices = _with_steps_expected(mix), devices_of(nodes)
     if len(mix.jobs) > MOST_JOBS or not devices:
@@ -218,20 +218,20 @@ def foresee(
     if (_bound_s(mix, devices, truth) or 0.0) > MOST_ROUNDS * mix.slot_s:
         return None
     try:
-        rehearsed = _rehearse(mix, devices, truth, knowledge.costs)
+        simulated = _simulate(mix, devices, truth, knowledge.costs)
     except HadarError:
         return None
-    forecast = _forecast(mix, devices, rehearsed, truth, knowledge.runs)
+    forecast = _forecast(mix, devices, simulated, truth, knowledge.runs)
     certain = {name: t for name, t in forecast.jct_s.items() if name not in open_ended}
     forecast = replace(forecast, jct_s=certain)
-    return Outlook(
+    return RunForecast(
         forecast=forecast,
-        rounds=tuple(rehearsed.rounds),
-        stays=tuple(_stays(mix, rehearsed)),
-        moved_bytes=_moved_bytes(rehearsed, nodes, knowledge.fit),
+        rounds=tuple(simulated.rounds),
+        stays=tuple(_stays(mix, simulated)),
+        moved_bytes=_moved_bytes(simulated, nodes, knowledge.fit),
         cost=_cost(nodes, forecast.ttd_s),
         worths=tuple(_worths(mix, nodes, knowledge, forecast.ttd_s)) if worths else (),
-        ways=_ways(mix, devices, rehearsed, open_ended),
+        ways=_ways(mix, devices, simulated, open_ended),
     )
 
 
@@ -250,20 +250,22 @@ def _with_steps_expected(mix: Mix) -> Mix:
 
 
 def _ways(
-    mix: Mix, devices: Sequence[Device], rehearsed: _Rehearsed, open_ended: Collection[str]
+    mix: Mix, devices: Sequence[Device], simulated: _Simulated, open_ended: Collection[str]
 ) -> dict[str, Ways]:
-    found = ways_of(mix.jobs, devices, mix.policy.name, rehearsed.all)
+    found = ways_of(mix.jobs, devices, mix.policy.name, simulated.all)
     jobs = [job for job in mix.jobs if job.id in found and job.name not in open_ended]
     return {job.name: found[job.id] for job in jobs}
 
 
 def forecast(mix: Mix, nodes: Sequence[Node], runs: Path) -> Forecast | None:
     """What the mix is expected to take here, by all that earlier runs have told."""
-    outlook = foresee(mix, nodes, gather(mix, nodes, runs), worths=False)
-    return outlook.forecast if outlook else None
+    expected = forecast_run(mix, nodes, gather(mix, nodes, runs), worths=False)
+    return expected.forecast if expected else None
 
 
-def _worths(mix: Mix, nodes: Sequence[Node], knowledge: Knowledge, ttd_s: float) -> Iterator[Worth]:
+def _worths(
+    mix: Mix, nodes: Sequence[Node], knowledge: EarlierRuns, ttd_s: float
+) -> Iterator[Worth]:
     enabled = [node for node in nodes if node.enabled]
     if len(enabled) < 2 or len(enabled) * ttd_s > _MOST_WORTH_ROUNDS * mix.slot_s:
         return
@@ -271,7 +273,7 @@ def _worths(mix: Mix, nodes: Sequence[Node], knowledge: Knowledge, ttd_s: float)
         rest = [device for other in enabled if other is not node for device in other.devices]
         truth = knowledge.fit.rates(mix.jobs, rest)
         try:
-            states = _rehearse(mix, rest, truth, knowledge.costs).state.jobs.values()
+            states = _simulate(mix, rest, truth, knowledge.costs).state.jobs.values()
         except HadarError:  # a gang no longer fits
             yield Worth(node.name, None, None)
             continue
@@ -284,25 +286,25 @@ def _cost(nodes: Sequence[Node], ttd_s: float) -> float | None:
     return sum(prices) * ttd_s / 3600 if prices else None
 
 
-def _stays(mix: Mix, rehearsed: _Rehearsed) -> Iterator[Stay]:
+def _stays(mix: Mix, simulated: _Simulated) -> Iterator[Stay]:
     names = {job.id: job.name for job in mix.jobs}
     latest: dict[str, int] = {}
-    for copy in rehearsed.starts:
+    for copy in simulated.starts:
         for device in copy.devices:
             if latest.get(device) != copy.job:
                 latest[device] = copy.job
                 yield Stay(device, names[copy.job], copy.t)
 
 
-def _moved_bytes(rehearsed: _Rehearsed, nodes: Sequence[Node], fitted: Fit) -> int | None:
+def _moved_bytes(simulated: _Simulated, nodes: Sequence[Node], fitted: Fit) -> int | None:
     """Weights up from every copy, and down to each that does not hold the latest already."""
     far = {device.name for node in nodes if not node.is_local for device in node.devices}
     if not far:
         return 0
-    jobs = rehearsed.state.jobs
+    jobs = simulated.state.jobs
     held: dict[tuple[int, str], int] = {}  # a sole copy's weights are the merged ones
     total = 0
-    moves = [(copy.job, copy.device, copy.generation) for copy in rehearsed.starts]
+    moves = [(copy.job, copy.device, copy.generation) for copy in simulated.starts]
     for job, device, generation in moves:
         size = fitted.bytes.get(jobs[job].job.throughput_class)
         if device not in far:
@@ -348,14 +350,14 @@ def forecast_after(
         state.apply(event)
     left = [device for device in devices if device.name not in state.lost_devices]
     at_s = state.now
-    state.apply(events.RunStopped(at_s, "the rest is a rehearsal"))
+    state.apply(events.RunStopped(at_s, "the rest is simulated"))
     truth = fitted.rates(facts.mix.jobs, devices)
     costs = replace(fitted.costs, first_start_s=None)
     try:
-        rehearsed = _rehearse(facts.mix, left, truth, costs, known=known, state=state, warm=warm)
+        simulated = _simulate(facts.mix, left, truth, costs, known=known, state=state, warm=warm)
     except HadarError:
         return None
-    return _forecast(facts.mix, left, rehearsed, truth, [facts.id], at_s)
+    return _forecast(facts.mix, left, simulated, truth, [facts.id], at_s)
 
 
 def _first_rounds(happened: Iterable[events.Event], rounds: int) -> Iterator[events.Event]:

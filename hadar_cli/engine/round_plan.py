@@ -12,7 +12,7 @@ from hadar_cli.core.state import JobState
 
 
 @dataclass(slots=True)
-class Agenda:
+class RoundPlan:
     """Every device's list of stints, taken from the front until the slot ends."""
 
     ends_at: float = 0.0

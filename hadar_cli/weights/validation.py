@@ -4,7 +4,7 @@ A checkpoint holds ``model/<i>/<name>`` (weights and buffers) and, beside them,
 ``optimizer/<i>/<parameter>/<state>`` and ``state/<name>/…``; its metadata under ``hadar`` name the
 float buffers, the tied weights, and what did not train, with its hash. Whatever has none of these
 prefixes counts as weights, so plain scripts may use any names. ``outer/…`` is the merge's own: see
-blending.py.
+merge_arithmetic.py.
 
 What did not train may be left out of the file. It is then what the base holds, or, where the base
 names it only, what every copy's own script built: the hashes must agree.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hadar_cli.aws import account, asking, budget
+from hadar_cli.aws import account, budget, demand
 from hadar_cli.aws.budget import PaidClock
 from hadar_cli.aws.fleet import Fleet
 from hadar_cli.aws.transport import AwsTransport, end_instances
@@ -126,7 +126,7 @@ class Head:
 
     def cost(self) -> float:
         self.fleet.machines("a", 0.0)
-        return spent(self.fleet.book.rentals, self.now)
+        return spent(self.fleet.rental_log.rentals, self.now)
 
 
 def no_machine(node: Node) -> None:
@@ -255,7 +255,7 @@ def test_one_that_ended_itself_without_a_head_costs_no_more_than_that(ec2, tmp_p
 def test_instances_that_end_while_they_start_are_asked_for_ever_more_rarely(
     ec2, tmp_path, monkeypatch, why
 ):
-    monkeypatch.setattr(asking, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(demand, "_PAUSES_S", (0.0,))
     head = Head(tmp_path, node(), ec2.now)
     ec2.launches = "pending"
     for _ in range(3):
@@ -265,7 +265,7 @@ def test_instances_that_end_while_they_start_are_asked_for_ever_more_rarely(
             raw |= {"State": {"Name": "terminated"}, "StateReason": {"Message": why}}
         head.fleet._listed_at = 0.0
     if "Capacity" in why:
-        monkeypatch.setattr(asking, "_PAUSES_S", (60.0,))
+        monkeypatch.setattr(demand, "_PAUSES_S", (60.0,))
         head.fleet.tries.put_off("a", why)
         with pytest.raises(NotYetError, match=f"{why}; asked for again in 60 s") as waits:
             head.transport._find()
@@ -302,7 +302,7 @@ def test_an_instance_of_a_node_that_the_inventory_has_no_longer_is_ended(ec2, tm
     head.fleet._listed_at = -HOUR
     head.fleet._count()
     assert ec2.instances["i-00000000"]["State"]["Name"] == "terminated"
-    assert head.cost() == pytest.approx(1.0) and not head.fleet.book.going
+    assert head.cost() == pytest.approx(1.0) and not head.fleet.rental_log.going
 
 
 def test_the_last_dollar_ends_what_runs_even_if_aws_fails_at_first(ec2, tmp_path, monkeypatch):

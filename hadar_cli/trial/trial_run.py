@@ -1,4 +1,4 @@
-"""Where a trial plays: two local devices, real agents and workers, the real tracker and merge."""
+"""A script on trial in a run of two local devices: real agents, workers, tracker and merges."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Ended:
         return bool(self.handed_in or self.lost)
 
 
-class Stage(Observer):
+class TrialRun(Observer):
     """Gives orders to copies of the script and tells what became of them."""
 
     def __init__(self, job: Job, store: RunStore, executor: Executor) -> None:
@@ -166,7 +166,7 @@ class Stage(Observer):
     def dismiss(self, job: Job, device: str, grace_s: float) -> Exited | None:
         """Ends all processes as a run does when all is trained; how this job's left, and its log.
 
-        Nothing can be asked of the stage afterwards.
+        Nothing can be asked of the run afterwards.
         """
         self.executor.stop(grace_s)
         workers = self.store.directory / "nodes" / device / "workers"
@@ -226,11 +226,11 @@ def _with(one: Ended, report: Progressed | HandedIn | Failed, after_s: float) ->
 
 
 @contextmanager
-def open_stage(launch: Launch) -> Iterator[Stage]:
+def open_trial_run(launch: Launch) -> Iterator[TrialRun]:
     """Two local nodes in a directory of their own, with nothing left of them afterwards."""
     launch = replace(launch, env={**launch.env, **ONE_THREAD})
     job = Job(0, "trial", _TARGET, batch_size=1, launch=launch)
     nodes = tuple(Node(name, "local") for name in DEVICES)
     with short_run("trial", [job], nodes, grace_s=0.5) as (store, executor):
         executor.adopt([])
-        yield Stage(job, store, executor)
+        yield TrialRun(job, store, executor)
