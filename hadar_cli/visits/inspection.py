@@ -123,7 +123,7 @@ class Inspection:
     kernels: tuple[Kernel, ...] = ()
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    left_alone: dict[str, str] = field(default_factory=dict)  # device: for the sake of its other users
+    left_alone: dict[str, str] = field(default_factory=dict)  # by device
     links: tuple[Link, ...] = ()
     refused: bool = False  # for security
 

@@ -18,13 +18,13 @@ def test_a_uniform_site_has_whole_nodes_and_a_rest():
     assert sizes == [("fast-0", 4), ("fast-1", 4), ("slow-0", 4), ("slow-1", 2)]
 
 
-def test_a_site_groups_devices_by_kind_and_node():
+def test_a_cluster_groups_devices_by_kind_and_node():
     v100, k80 = Gpu("V100", 100, 16), Gpu("K80", 10, 12)
-    devices = [Device("n:0", "n", 0, v100), Device("n:1", "n", 1, k80), Device("m", "m", 0, v100)]
-    devices = ClusterDevices.of(devices)
+    members = [Device("n:0", "n", 0, v100), Device("n:1", "n", 1, k80), Device("m", "m", 0, v100)]
+    devices = ClusterDevices.of(members)
     assert devices.kinds == ("K80", "V100")
     assert devices.counts["n:0", "n:1", "m"] == (1, 2)
-    assert devices == ClusterDevices.of(devices[::1])
+    assert devices == ClusterDevices.of(list(members))
 
 
 def test_gangs_share_a_node():
