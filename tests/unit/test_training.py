@@ -212,10 +212,24 @@ def test_a_waiting_copy_takes_the_next_order_in_the_same_process(order, tmp_path
     assert torch.equal(script.model.weight, straight.model.weight)
 
 
-def test_an_order_sent_ahead_begins_with_what_the_one_before_it_left_undone(order, tmp_path):
+@pytest.fixture
+def a_minute_later(monkeypatch):
+    """Moves the clock on, so that an order's time is up after just the steps that a test wants."""
+    clock, minutes = time.monotonic, [0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 60 * minutes[0])
+
+    def later() -> None:
+        minutes[0] += 1
+
+    return later
+
+
+def test_an_order_sent_ahead_begins_with_what_the_one_before_it_left_undone(
+    order, tmp_path, a_minute_later
+):
     """Steps in order, so an epoch is entered once, and its schedule ticks once."""
     ahead = tmp_path / "orders.json"
-    first = order(1, STEPS=8, SLICES="0:8", SECONDS_LEFT=1, NEXT=ahead, TOTAL_STEPS=15)
+    first = order(1, STEPS=8, SLICES="0:8", SECONDS_LEFT=50, NEXT=ahead, TOTAL_STEPS=15)
     second = order.place(2, STEPS=7, SLICES="8:15", INHERITS=1, TOTAL_STEPS=15)
     ahead.write_text(json.dumps(second))
     script = Script()
@@ -230,14 +244,16 @@ def test_an_order_sent_ahead_begins_with_what_the_one_before_it_left_undone(orde
             script.optimizer.step()
             rates.append(schedule.get_last_lr()[0])
             if len(script.batches) == 3:
-                time.sleep(1.2)  # past its deadline: it was to do five more
+                a_minute_later()  # past its deadline: it was to do five more
         schedule.step()
     assert (result_of(first)["slices"], result_of(second)["slices"]) == ([[0, 3]], [[3, 15]])
     assert epochs == [0, 1, 2]
     assert rates == [1e-3] * 5 + [5e-4] * 5 + [25e-5] * 5
 
 
-def test_an_epoch_that_ends_with_its_orders_time_draws_no_random_number_twice(order, tmp_path):
+def test_an_epoch_that_ends_with_its_orders_time_draws_no_random_number_twice(
+    order, tmp_path, a_minute_later
+):
     """Its loader draws one when the epoch begins; the order that begins it may end before."""
 
     def trained() -> list[float]:
@@ -249,13 +265,12 @@ def test_an_epoch_that_ends_with_its_orders_time_draws_no_random_number_twice(or
                 script.model(x).mean().backward()
                 script.optimizer.step()
             if epoch == 0:
-                time.sleep(pause_s)
+                a_minute_later()
         return drawn
 
-    pause_s = 0.0
     by_hand = trained()
-    pause_s, following = 1.2, tmp_path / "orders.json"
-    first = order(1, STEPS=10, SLICES="0:10", SECONDS_LEFT=1, NEXT=following)
+    following = tmp_path / "orders.json"
+    first = order(1, STEPS=10, SLICES="0:10", SECONDS_LEFT=50, NEXT=following)
     out = first["HADAR_CKPT_OUT"]
     second = order.place(2, STEPS=5, SLICES="5:10", CKPT_IN=out, GLOBAL_STEP=5)
     following.write_text(json.dumps(second))
