@@ -150,8 +150,21 @@ class JobState:
     @property
     def limit(self) -> int:
         """So many steps it may have for now: up to its next milestone."""
-        ahead = (step for step in self.milestones if step not in self.passed)
+        ahead = (s for s in self.milestones if s not in self.passed and not self._says_nothing(s))
         return next(ahead, self.job.target_steps)
+
+    def _says_nothing(self, step: int) -> bool:
+        """Whether only ``stop`` wants it measured there, and its first look was in vain: the
+        script does not report that figure."""
+        stop, promote = self.job.stop, self.job.promote
+        if not stop or stop.every not in self.passed or (promote and step in promote.rungs):
+            return False
+        return self.score_at(stop.every, stop.metric) is None
+
+    def waits_at(self, step: int) -> bool:
+        """Whether it is at that milestone, and has not passed it."""
+        is_there = not self.is_over and len(self.done) == step
+        return is_there and step in self.milestones and step not in self.passed
 
     @property
     def ready(self) -> StepSet:

@@ -210,6 +210,25 @@ def test_the_best_trial_is_found_with_few_steps_whatever_the_machines(mix_of, se
         assert most_at_once(again) == 1  # merged weights would depend on the machines
 
 
+def halved(scores: np.ndarray, keep: int = 3, rungs: tuple[int, ...] = (30, 90)) -> np.ndarray:
+    """Successive halving as it is written: all trials to a rung, the best of them to the next."""
+    trials, passed = np.arange(len(scores)), []
+    for rung in rungs:
+        order = np.argsort(scores[trials, rung], kind="stable")
+        trials = np.sort(trials[order[: len(trials) // keep]])
+        passed += [(trial, rung) for trial in trials]
+    return np.array(passed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_measurements_are_noise_promotions_are_still_those_of_halving(mix_of, seed):
+    noise = np.random.default_rng(seed).lognormal(0.0, 1.0, size=(27, STEPS + 1))
+    scores = curves(seed) * noise
+    for speeds in (SPEEDS, SPEEDS[::-1]):
+        world = swept(mix_of(GRID), scores, speeds)
+        assert promoted(world) == {(trial, rung) for trial, rung in halved(scores).tolist()}
+
+
 def test_every_step_of_a_promoted_trial_counts_once_and_a_paused_one_costs_nothing(mix_of):
     world = swept(mix_of(GRID), curves(0), SPEEDS)
     done = {len(job.done) for job in world.state.jobs.values()}
@@ -232,6 +251,15 @@ def test_a_diverged_or_failed_trial_is_the_worst(mix_of):
     scores[5] = np.nan
     world = swept(mix_of(GRID), scores, SPEEDS)
     assert len(world.state.jobs[5].done) == 30
+
+
+def test_a_job_that_does_not_report_what_is_to_stop_it_is_looked_at_once(mix_of):
+    mix = mix_of(
+        "jobs:\n- {script: train.py, steps: 270, stop: {metric: f1, patience: 2, every: 30}}\n"
+    )
+    world = swept(mix, np.ones((1, STEPS + 1)), SPEEDS)
+    (job,) = world.state.jobs.values()
+    assert len(job.done) == STEPS and {step for _, step in promoted(world)} == {30}
 
 
 def test_a_job_on_a_plateau_ends(mix_of):
