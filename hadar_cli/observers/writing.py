@@ -17,6 +17,7 @@ from hadar_cli.runs.tail import JournalTail
 
 _LOOK_EVERY_S = 2.0
 _TRY_AGAIN_S = (5.0, 15.0, 60.0)  # while the run goes on: then always the last
+_LONGEST = 120  # characters of what a sink's library says
 _LAST_TRIES, _AT_END_S = 2, 1.0  # once nobody drives it any more
 
 
@@ -126,6 +127,17 @@ def _sleep(seconds: float, store: RunStore) -> None:
         time.sleep(min(1.0, seconds))
 
 
+def _in_words(error: BaseException) -> str:
+    """What a library says, which may be long, and what it was that happened, if that is another."""
+    first = error
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    what, why = (" ".join(str(e).split()) or type(e).__name__ for e in (first, error))
+    if len(what) <= _LONGEST:
+        return what
+    return f"{what[:_LONGEST]} …" if why in what[:_LONGEST] else f"{what[:_LONGEST]} … ({why[:80]})"
+
+
 class _Writing:
     """One opening of a sink, from the journal's first line on."""
 
@@ -141,10 +153,9 @@ class _Writing:
         except HadarError:
             raise
         except Exception as error:  # whatever a sink's library raises: the run must not care
-            what = " ".join(str(error).split()) or type(error).__name__
             name = self._choice.name
             raise UnfinishedError(
-                f"{name}: {what[:300]}",
+                f"{name}: {_in_words(error)}",
                 fix=f"when it works again: hadar report {self._store.directory.name} --to {name}",
             ) from error
 

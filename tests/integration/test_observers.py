@@ -8,17 +8,20 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hadar_cli.core import events
 from hadar_cli.core.measures.points import DEVICES, Points
+from hadar_cli.observers import writing
 from hadar_cli.observers.catalog import parse
 from hadar_cli.observers.writing import ObserverFiles, follow, write_once
 from hadar_cli.report.record import read_record
 from hadar_cli.runs.store import RunStore, read_journal
 from tests.e2e.test_kill import ENVIRONMENT, HADAR, NODES, TRAIN, start, wait_for
+from tests.integration.test_adoption import wait_until
 from tests.support.runs import m5_world, stored
 
 pytestmark = pytest.mark.timeout(600)
@@ -142,6 +145,31 @@ def test_a_run_written_late_and_in_pieces_has_every_value_once(tmp_path: Path, n
     assert first > 0 and second > 0
     assert write_once(store, choice)[0] == 0
     assert_read_back(store, name)
+
+
+def test_a_sink_that_comes_back_has_caught_up_before_the_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_TRY_AGAIN_S", (0.2,))
+    monkeypatch.setattr(writing, "_LOOK_EVERY_S", 0.1)
+    store = stored(m5_world(), tmp_path / "runs")
+    whole = store.journal_path.read_bytes().split(b"\n")
+    store.journal_path.write_bytes(b"\n".join(whole[: len(whole) // 2]) + b"\n")
+    (choice,) = parse(["tensorboard"], "--to")
+    in_the_way = store.directory / "tensorboard"
+    in_the_way.write_text("a file where a folder should be")
+    files = ObserverFiles(store, "tensorboard")
+    with ThreadPoolExecutor() as pool:
+        with store.locked():  # a head drives it
+            following = pool.submit(follow, store, choice)
+            wait_until(lambda: bool(files.problem), 60)
+            assert "Not a directory" in files.problem
+            in_the_way.unlink()
+            wait_until(lambda: not files.problem, 60)
+            assert_read_back(store, "tensorboard")
+            store.journal_path.write_bytes(b"\n".join(whole))
+        following.result(timeout=60)
+    assert_read_back(store, "tensorboard")
 
 
 def test_utilisation_adds_up_to_the_time_that_devices_trained(tmp_path: Path) -> None:
