@@ -45,7 +45,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     },
     "logs": {
         "hadar logs weather": "the last lines of that job, from every machine",
-        "hadar logs weather -f": "and what comes from now on",
+        "hadar logs m5-1116-0342 weather -f": "of that run, and what comes from now on",
     },
     "cancel": {
         "hadar cancel": "stop the newest run; hadar resume goes on",

@@ -26,6 +26,7 @@ class RunOutline:
     steps_target: int
     ttd_s: float
     started_at: str
+    disk_bytes: int  # that its directory takes on this computer
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def outputs() -> dict[str, tuple[str, Any]]:
         "run-dry-run": ("hadar run MIX --dry-run", records.Plan),
         "status": ("hadar status", records.Status),
         "explain": ("hadar explain RUN", records.Explained),
-        "logs": ("hadar logs JOB", records.JobLogs),
+        "logs": ("hadar logs [RUN] JOB", records.JobLogs),
         "cancel": ("hadar cancel RUN", records.Cancelled),
         "request": (
             "hadar add, cancel RUN JOB…, pause, continue, priority, close, nodes add, nodes drain",

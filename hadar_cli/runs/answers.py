@@ -85,7 +85,7 @@ def _about_jobs(
             _refuse(jobs, lambda job: job.is_cancelled, "is cancelled already")
             return events.JobsCancelled(now, ids, number)
         case PauseJobs():
-            _refuse(jobs, lambda job: job.is_over or job.is_cancelled, "is over: it cannot wait")
+            _refuse(jobs, lambda job: job.is_over or job.is_cancelled, "is over: nothing to pause")
             _refuse(jobs, lambda job: job.is_paused, "is paused already")
             return events.JobsPaused(now, ids, number)
         case ContinueJobs():

@@ -20,7 +20,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -84,6 +84,15 @@ class RunStore:
     def write_facts(self, facts: RunFacts) -> None:
         with storage_errors(self.directory):
             write_durably(self.directory / "run.json", msgspec.json.encode(facts))
+
+    def disk_bytes(self) -> int:
+        """What the run's directory takes; a file that lies there under two names counts once."""
+        files = {}
+        for path in self.directory.rglob("*"):
+            with suppress(OSError):  # a run that goes on removes files
+                found = path.lstat()
+                files[found.st_dev, found.st_ino] = 512 * found.st_blocks
+        return sum(files.values())
 
     @property
     def facts(self) -> RunFacts:

@@ -21,7 +21,7 @@ COMMANDS = [
     ("report", ["report", "two"]),
     ("status", ["status"]),
     ("explain", ["explain", "three"]),
-    ("logs", ["logs", "two", "--run", "one"]),
+    ("logs", ["logs", "one", "two"]),
     ("request", ["priority", "three", "job-0", "-2"]),
     ("cancel", ["cancel", "one"]),
     ("report-sweep", ["report", "four", "--sweep"]),

@@ -278,5 +278,6 @@ def test_logs_are_read_from_the_node_and_made_harmless(hadar, lab, run):
     code, out, _ = hadar("logs", "weather", "--node", lab.names[0])
     assert code == 0
     assert out.splitlines() == [f"── {lab.names[0]} · 0-0-1-e1 ", "epoch 2", "  indented"]
+    assert hadar("logs", "r1", "weather", "--node", lab.names[0])[1] == out
     code, _, err = hadar("logs", "wether")
     assert code == 2 and "did you mean 'weather'?" in err

@@ -1,4 +1,4 @@
-"""``hadar logs JOB``: what a job's copies printed, read from the machines they ran on."""
+"""``hadar logs [RUN] JOB``: what a job's copies printed, read from the machines they ran on."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _DEADLINE_S = 15.0
 
 
 def logs(
-    job: Annotated[
-        str,
+    names: Annotated[
+        list[str],
         typer.Argument(
-            metavar="JOB",
-            help="The job's name in the mix.",
+            metavar="[RUN] JOB",
+            help="The job's name in the mix, after the run's if that is not the newest.",
             autocompletion=completion.jobs_of_run,
         ),
     ],
@@ -48,7 +48,7 @@ def logs(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="A run's name or directory; the newest by default.",
+            help="The run, by its name or directory; the newest by default.",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -72,7 +72,10 @@ def logs(
 
     if follow and as_json:
         raise InputError("-f cannot stand beside --json", fix="keep one of the two")
-    store = find_run(runs_dir, run)
+    *runs, job = names
+    if len(runs) + (run is not None) > 1:
+        raise InputError("a run and a job are enough", fix="write it like: hadar logs RUN JOB")
+    store = find_run(runs_dir, runs[0] if runs else run)
     facts = store.facts
     wanted, nodes = _find_job(facts, job), _find_nodes(facts, node)
     if follow:

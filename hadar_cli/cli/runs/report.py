@@ -191,7 +191,7 @@ def _write(path: Path, text: str) -> None:
 def _list(runs_dir: Path, as_json: bool) -> None:
     from rich.text import Text
 
-    from hadar_cli.report.format import duration, when
+    from hadar_cli.report.format import bytes, duration, when
     from hadar_cli.report.terminal.summary import STATE_STYLES
     from hadar_cli.report.terminal.tables import name, table
     from hadar_cli.runs.store import RunStore, list_runs
@@ -201,7 +201,7 @@ def _list(runs_dir: Path, as_json: bool) -> None:
         print_json([dataclasses.asdict(outline) for outline in outlines])
         return
     titles = ["~run", "~mix", "~policy", "~state", ">jobs done", ">steps done", ">TTD", ">started"]
-    rows = table(*titles)
+    rows = table(*titles, ">on disk")
     for one in outlines:
         rows.add_row(
             name(one.run),
@@ -212,6 +212,7 @@ def _list(runs_dir: Path, as_json: bool) -> None:
             f"{one.steps_done:,}/{one.steps_target:,}",
             duration(one.ttd_s),
             when(one.started_at),
+            bytes(one.disk_bytes),
         )
     stdout().print(rows if outlines else f"There are no runs in {runs_dir}/ yet.")
 
@@ -244,4 +245,5 @@ def _outline(store: RunStore) -> RunOutline:
         steps_target=sum(job.job.target_steps for job in jobs),
         ttd_s=state.now,
         started_at=facts.started_at,
+        disk_bytes=store.disk_bytes(),
     )
