@@ -18,7 +18,7 @@ NODE_FIELDS = {
     "gpus": "What it has, one entry a GPU. Left out, `hadar profile nodes` asks the machine.",
     "max_gpu_mem": "Leave a GPU alone while others hold more than this share of its memory; 0.1.",
     "hours": "Only train within these hours, by the node's own clock.",
-    "turn_s": "How long the run keeps a device of this node that other runs want, too; 120.",
+    "turn_s": "The longest turn on a device of this node that other runs want, too; 120.",
     "price_per_hour": "What the node costs, in any currency: forecasts then tell the cost.",
     "enabled": "`false` leaves the node out.",
     "network": "Jobs of several devices may span the nodes with the same name here, whose network "

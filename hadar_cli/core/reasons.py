@@ -89,6 +89,7 @@ class Absence(str, Enum):
     AWAITED = "awaited"  # its node is promised by a scheduler, and not there yet
     REFUSED = "refused"  # for security
     TAKEN = "taken"  # somebody else uses it, or its hours are over
+    TURN = "turn"  # another run's that shares it
     UNTOLD = "untold"  # whether somebody else uses it cannot be told
     UNFIT = "unfit"  # it lacks what every job needs
     UNPREPARED = "unprepared"  # what its jobs need could not be put there
@@ -103,7 +104,7 @@ class Absence(str, Enum):
     @property
     def is_polite(self) -> bool:
         """Whether it is left to whoever else may need it."""
-        return self in (Absence.TAKEN, Absence.UNTOLD)
+        return self in (Absence.TAKEN, Absence.TURN, Absence.UNTOLD)
 
 
 _LOSSES = {

@@ -81,8 +81,10 @@ class RunState:
     def was_called_back(self, event: events.CopyLost) -> bool:
         """Whether it had nothing to hand in yet when people called off its job or its device."""
         copy, released = self.started[event.attempt], (Loss.TERMINATED, Loss.PROCESS_GONE)
-        is_unwanted = self.jobs[copy.job].is_unwanted
-        return event.reason in released and (is_unwanted or bool(self.drained & {*copy.devices}))
+        lost = (self.lost_devices.get(device) for device in copy.devices)
+        is_needed = any(one and one.reason.is_polite for one in lost)  # by others
+        is_unwanted = self.jobs[copy.job].is_unwanted or bool(self.drained & {*copy.devices})
+        return event.reason in released and (is_unwanted or is_needed)
 
     def following(self, happened: Iterable[events.Event]) -> Iterator[events.Event]:
         """Takes in what happened, event by event, and gives each on afterwards."""
@@ -217,7 +219,7 @@ class RunState:
                 raise ValueError(f"job {job.job.id} is done, or at work: it cannot be cut short")
             case events.JobFailed() if job.active or (job.is_over and not job.is_unmeasured):
                 raise ValueError(f"job {job.job.id} is done, or at work: it cannot fail")
-            case events.MilestonePassed(step=s) if not job.is_at_milestone or job.limit != s:
+            case events.MilestonePassed(step=s) if not job.waits_at(s):
                 raise ValueError(f"job {job.job.id} is not at step {s}")
 
     def _check_start(self, event: events.CopyStarted) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hadar_cli.core.availability import GpuUse, Unavailable, why_unavailable
 from hadar_cli.core.model import Device, Node
+from hadar_cli.core.reasons import Absence
 from hadar_cli.engine.ports import DeviceFree, DeviceTaken, DeviceWanted
 from hadar_cli.nodes.wire import Message, read_as, said
 
@@ -88,16 +89,16 @@ class OtherUsers:
             why = self._why_unavailable(device)
             before = self._is_taken.get(device.name)
             self._is_taken[device.name] = why is not None
+            yield from self._wanted(device)
             if why and not before:
                 yield DeviceTaken(device.name, why.why, why.reason)
             elif not why and before is not False:
                 yield DeviceFree(device.name)
-            yield from self._wanted(device)
 
     def _why_unavailable(self, device: Device) -> Unavailable | None:
         turn = (self._turns or {}).get(device.index)
         if turn and turn.why:
-            return Unavailable(said(turn.why))
+            return Unavailable(said(turn.why), Absence.TURN)
         use = self._use
         return why_unavailable(self._node, device, use.gpus, use.minute_of_day) if use else None
 

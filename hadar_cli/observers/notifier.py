@@ -23,7 +23,7 @@ from hadar_cli.report.words import describe, is_at_rung
 _MOST_S = 15.0  # for one notification
 _TO_END_S = 20.0  # for all that are under way when the run ends
 _MOST_WAITING = 50
-_EXPECTED = (Absence.AWAITED, Absence.DRAINED, Absence.TAKEN)
+_EXPECTED = (Absence.AWAITED, Absence.DRAINED, Absence.TAKEN, Absence.TURN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import get_args
 
 from hadar_cli.core import events
@@ -33,10 +31,10 @@ def _describe(event: events.Event, state: RunState) -> str:
         case events.RoundPlanned():
             return _planned(event, state)
         case events.CopyStarted() if event.purpose in _SIDE_TASKS:
-            return f"{event.device} {_SIDE_TASKS[event.purpose]} {_job(state, event.job)}"
+            return f"{event.device} {_SIDE_TASKS[event.purpose]} {job_name(state, event.job)}"
         case events.CopyStarted():
             steps = count(event.quota, "step")
-            return f"{listed(event.devices)} trains {_job(state, event.job)}: {steps}"
+            return f"{listed(event.devices)} trains {job_name(state, event.job)}: {steps}"
         case events.CopyFinished():
             return _finished(event, state)
         case events.CopyLost():
@@ -77,7 +75,7 @@ def _granted(event: Grant, state: RunState) -> str:
 
 
 def _jobs(jobs: Iterable[int], state: RunState) -> str:
-    return listed([_job(state, job) for job in jobs])
+    return listed([job_name(state, job) for job in jobs])
 
 
 def _ended(event: events.Event, state: RunState) -> str:
@@ -85,25 +83,25 @@ def _ended(event: events.Event, state: RunState) -> str:
     match event:
         case events.PairAvoided():
             why = plain(event.why, _LONGEST)
-            return f"{_job(state, event.job)} is not given to {event.device} any more: {why}"
+            return f"{job_name(state, event.job)} is not given to {event.device} any more: {why}"
         case events.DeviceTooDear():
             cost = f"handing in takes {event.cost_s:.1f} s there, more than a copy brings"
-            return f"{_job(state, event.job)} is not forked to {event.device}: {cost}"
+            return f"{job_name(state, event.job)} is not forked to {event.device}: {cost}"
         case events.DeviceWanted():
             if not event.by:
                 return f"{event.device} is not shared with other runs any more"
             return f"{event.device} is shared by turns with {plain(listed(event.by), _LONGEST)}"
         case events.SlotTooShort():
-            return f"{_job(state, event.job)}: {event.text}"
+            return f"{job_name(state, event.job)}: {event.text}"
         case events.MilestonePassed():
             return _passed(event, state)
         case events.JobFailed():
             why = plain(event.why, _LONGEST)
-            return f"{_job(state, event.job)} failed {why}; the others go on"
+            return f"{job_name(state, event.job)} failed {why}; the others go on"
         case events.JobCutShort():
             job = state.jobs[event.job]
             steps = f"{len(job.done):,} of {job.job.target_steps:,} steps"
-            return f"{_job(state, event.job)} ends here, with {steps}: {event.why}"
+            return f"{job_name(state, event.job)} ends here, with {steps}: {event.why}"
         case events.RunStopped():
             done, target = total_steps(state)
             why, lost = plain(event.why, _LONGEST), not_handed_in(event)
@@ -122,7 +120,7 @@ def _run_finished(t: float, state: RunState) -> str:
 
 
 def _passed(event: events.MilestonePassed, state: RunState) -> str:
-    job, name = state.jobs[event.job], _job(state, event.job)
+    job, name = state.jobs[event.job], job_name(state, event.job)
     promote, stop = job.job.promote, job.job.stop
     goes_on = f"{name} goes on after step {event.step:,}"
     told = ", ".join(plain(figure, 30) for figure in job.quality or {}) or "nothing"
@@ -215,7 +213,7 @@ def device_lost(
     if event.reason.is_polite:
         after = ", so its copy hands in" if copies else ""
         return plain(f"{event.device} is left alone{after}: {event.why}", _LONGEST_LINE)
-    held = [f"{count(copy.quota, 'step')} of {_job(state, copy.job)}" for copy in copies]
+    held = [f"{count(copy.quota, 'step')} of {job_name(state, copy.job)}" for copy in copies]
     after = f"its {listed(held)} go back to the pool" if held else "the others take its work"
     lost = f"{event.device} lost; {after} ({plain(event.why, _LONGEST)})"
     return plain(lost, _LONGEST_LINE)
@@ -224,7 +222,7 @@ def device_lost(
 # -- single events -------------------------------------------------------------------------------
 
 
-def _job(state: RunState, job: int) -> str:
+def job_name(state: RunState, job: int) -> str:
     return plain(state.jobs[job].job.name, 40)
 
 
@@ -252,9 +250,11 @@ def _finished(event: events.CopyFinished, state: RunState) -> str:
     if event.quality:
         return _quality(job, event.quality, started.generation)
     if started.purpose in _SIDE_TASKS:
-        return f"{started.device} {_SIDE_TASKS[started.purpose]} {_job(state, started.job)}: ready"
+        return (
+            f"{started.device} {_SIDE_TASKS[started.purpose]} {job_name(state, started.job)}: ready"
+        )
     steps = count(event.steps, "step")
-    return f"{started.place} handed in {steps} of {_job(state, started.job)}"
+    return f"{started.place} handed in {steps} of {job_name(state, started.job)}"
 
 
 def _quality(job: JobState, quality: dict[str, float], generation: int) -> str:
@@ -271,7 +271,7 @@ def _listed(quality: dict[str, float]) -> str:
 
 def _copy_lost(event: events.CopyLost, state: RunState) -> str:
     started = state.started[event.attempt]
-    line = f"{_job(state, started.job)} on {started.place} failed: {plain(event.why, _LONGEST)}"
+    line = f"{job_name(state, started.job)} on {started.place} failed: {plain(event.why, _LONGEST)}"
     log = event.log.strip().splitlines()
     if log and log[-1] not in event.why:
         line += f" ({plain(log[-1], _LONGEST)})"
@@ -283,7 +283,7 @@ def _copy_lost(event: events.CopyLost, state: RunState) -> str:
 
 
 def _merged(event: events.WeightsMerged, state: RunState) -> str:
-    job, name = state.jobs[event.job], _job(state, event.job)
+    job, name = state.jobs[event.job], job_name(state, event.job)
     if event.refused:
         copies = "; ".join(
             f"{state.device_of(attempt)}: {plain(why, _LONGEST)}" for attempt, why in event.refused
@@ -293,106 +293,11 @@ def _merged(event: events.WeightsMerged, state: RunState) -> str:
         took = brief(event.t - job.job.arrives_s)
         return f"{name} done in {took}: {job.job.target_steps:,} steps"
     done = job.job.target_steps - job.remaining
-    copies = _copies(len(event.accepted), name)
+    copies = copies_of(len(event.accepted), name)
     copies += f", {len(event.late)} of them late" if event.late else ""
     so_far = f"{done:,} of {job.job.target_steps:,} steps counted so far"
     return f"merged {copies}: {so_far}, {job.effective_steps:,.0f} effective"
 
 
-def _copies(number: int, job: str) -> str:
+def copies_of(number: int, job: str) -> str:
     return f"1 copy of {job}" if number == 1 else f"{number} copies of {job}"
-
-
-# -- the story of a run --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A line of the log."""
-
-    t: float
-    words: str
-    tone: str = ""
-
-
-@dataclass(slots=True)
-class _Merges:
-    """The merges since a round began, told together: they come every few seconds."""
-
-    round: int
-    before: dict[int, tuple[int, float]]  # job -> steps left, effective steps
-    t: float = 0.0
-    times: Counter[int] = field(default_factory=Counter)
-    copies: int = 0
-
-    def add(self, event: events.WeightsMerged) -> None:
-        self.t = event.t
-        self.times[event.job] += 1
-        self.copies = len(event.accepted)
-
-    def entry(self, state: RunState) -> Entry:
-        counted, effective = 0, 0.0
-        for job in self.times:
-            # A job that was added since has done nothing before.
-            nothing = (state.jobs[job].job.target_steps, 0.0)
-            left, effective_before = self.before.get(job, nothing)
-            counted += left - state.jobs[job].remaining
-            effective += state.jobs[job].effective_steps - effective_before
-        steps = f"{count(counted, 'step')} counted, {effective:,.0f} effective"
-        return Entry(self.t, f"round {self.round}: {self._what(state)}: {steps}", "quiet")
-
-    def _what(self, state: RunState) -> str:
-        merges = self.times.total()
-        name = _job(state, next(iter(self.times)))
-        if merges == 1:
-            return f"merged {_copies(self.copies, name)}"
-        return f"{merges} merges of {name if len(self.times) == 1 else f'{len(self.times)} jobs'}"
-
-
-class RunLog:
-    """Tells a run as it goes: news at once, a round's merges as one line that grows."""
-
-    def __init__(self, state: RunState) -> None:
-        self.state = state
-        self._merges = self._tally()
-        self._orphans: dict[str, events.CopyLost] = {}  # by device, until we know if it is lost
-
-    def hear(self, event: events.Event) -> list[Entry]:
-        """The entries that are now certain; the state already holds the event."""
-        match event:
-            case events.WeightsMerged():
-                self._merges.add(event)
-            case events.CopyLost() if event.node_fault and is_news(event, self.state):
-                self._orphans[event.device or self.state.device_of(event.attempt)] = event
-                return []
-            case events.DeviceLost() if event.device in self._orphans:
-                lost = self.state.started[self._orphans.pop(event.device).attempt]
-                return [Entry(event.t, device_lost(event, [lost], self.state), "bad")]
-        entries = self._settle(event)
-        if is_news(event, self.state):
-            entries.append(self._tell(event))
-        return entries
-
-    @property
-    def growing(self) -> Sequence[Entry]:
-        """The round's merges so far: the newest entry, and not yet certain."""
-        return [self._merges.entry(self.state)] if self._merges.times else []
-
-    def _tell(self, event: events.Event) -> Entry:
-        return Entry(event.t, describe(event, self.state), tone(event))
-
-    def _settle(self, event: events.Event) -> list[Entry]:
-        """What no later event can change any more."""
-        entries: list[Entry] = []
-        if not isinstance(event, events.WeightsMerged | events.CopyFinished | events.CopyLost):
-            entries += [self._tell(orphan) for orphan in self._orphans.values()]
-            self._orphans.clear()
-        if isinstance(event, events.RoundPlanned | events.RunStopped | events.RunFinished):
-            entries += self.growing
-            self._merges = self._tally()
-        return entries
-
-    def _tally(self) -> _Merges:
-        jobs = self.state.jobs.items()
-        before = {id: (job.remaining, job.effective_steps) for id, job in jobs}
-        return _Merges(self.state.round, before)

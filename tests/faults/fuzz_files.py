@@ -24,8 +24,8 @@ from hadar_cli.core.model import Job, Mix, Node
 from hadar_cli.core.state import RunState
 from hadar_cli.errors import InputError, StorageError
 from hadar_cli.nodes.remote import command_of
+from hadar_cli.report.log import RunLog
 from hadar_cli.report.record import read_record
-from hadar_cli.report.words import RunLog
 from hadar_cli.runs.store import RunFacts, RunStore, read_journal
 from tests.faults.fuzz import REFUSED, TAKEN, UNREAD, Target
 from tests.faults.fuzz_mutation import Mutator, break_bytes, to_json, to_toml

@@ -166,7 +166,7 @@ def test_a_second_run_waits_for_the_cards_and_is_told_whose_they_are(tmp_path):
         box.mix(50)
         with box.running("second") as second:
             taken = box.wait_for("second", lambda e: isinstance(e, events.DeviceLost))
-            assert taken.reason is Absence.TAKEN
+            assert taken.reason is Absence.TURN
             assert "run first of" in taken.why
             for run in (first, second):
                 out, _ = run.communicate(timeout=200)

@@ -133,7 +133,7 @@ def test_a_program_that_is_not_there_is_one_warning() -> None:
 def test_what_somebody_wants_or_awaits_is_no_trouble() -> None:
     state = RunState(TRIALS)
     for reason in Absence:
-        expected = reason in (Absence.AWAITED, Absence.DRAINED, Absence.TAKEN)
+        expected = reason in (Absence.AWAITED, Absence.DRAINED, Absence.TAKEN, Absence.TURN)
         what = occasion(events.DeviceLost(1.0, "gpu-1", "why", reason), state)
         assert what == ("" if expected else "trouble")
     assert occasion(events.JobCutShort(1.0, 0, "others are better", is_planned=True), state) == ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 
 import pytest
 
 from hadar_cli.core.model import Gpu, Node
+from hadar_cli.core.reasons import Absence
 from hadar_cli.core.slurm import SlurmRequest
 from hadar_cli.engine.ports import DeviceFree, DeviceTaken, DeviceWanted
 from hadar_cli.node.gpus import cards, turns
@@ -27,22 +29,28 @@ def folder(tmp_path, monkeypatch):
 class Run:
     """A run's look at one device, and the worker that it has there."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, turn_s: float = TURN_S, start_s: float = 0.0) -> None:
         self.at = f"/home/{name}/.hadar/runs/{name}/node"
-        self.device = turns._Device(name, self.at, "device-22-0", TURN_S)
+        self.device = turns._Device(name, self.at, "device-22-0", turn_s)
         self.worker = CardLock("device-22-0")
-        self.held_s = 0.0
+        self.start_s = start_s
+        self.held_s = self.trained_s = 0.0
         self.has_use = True
+        self._comes_at = math.inf  # when the copy that was ordered is there
 
     def look(self, now: float, passed_s: float) -> None:
         """As agent and head together do: leave when it is another's turn, come when it is free."""
-        told = self.device.look(now)
+        told = self.device.look(now, self._comes_at < math.inf)
         is_mine = self.worker._descriptor >= 0
         self.held_s += passed_s if is_mine else 0.0
-        if is_mine and told["why"]:
+        if is_mine and now >= self._comes_at + self.start_s:
+            self.trained_s += passed_s
+            self.device.trains(self._comes_at + self.start_s)
+        if told["why"]:
             self.worker.give_back()
-        elif self.has_use and not is_mine and not told["why"]:
-            self.worker.take({"run": "r", "at": self.at})
+            self._comes_at = math.inf
+        elif self.has_use and not is_mine and self.worker.take({"run": "r", "at": self.at}):
+            self._comes_at = now
 
 
 def share(seconds: float, *runs: Run, begins: float = 0.0) -> float:
@@ -62,6 +70,46 @@ def test_runs_that_share_a_device_have_it_equally_long(count):
     assert total > 0.8 * count * 100  # little is lost between turns
     for run in runs:
         assert run.held_s == pytest.approx(total / count, rel=0.1)
+
+
+def test_shares_are_equal_in_a_minute_and_turns_grow_in_an_hour():
+    one, other = Run("one", 120.0), Run("other", 120.0)
+    now = share(40.0, one, other)
+    while now < 3600.0:  # from then on always, whenever one of them ends
+        now = share(5.0, one, other, begins=now)
+        assert one.held_s == pytest.approx(other.held_s, rel=0.2), now
+    assert one.held_s + other.held_s > 0.95 * 3600
+
+
+def test_a_turn_is_long_beside_a_start():
+    runs = [Run("one", 300.0, start_s=20.0), Run("other", 300.0, start_s=20.0)]
+    share(1500.0, *runs)
+    assert sum(run.trained_s for run in runs) > 0.6 * 1500
+    for run in runs:
+        assert run.held_s == pytest.approx(750, rel=0.1)
+
+
+def test_what_is_on_its_way_to_a_free_device_is_waited_for():
+    coming, other = Run("coming"), Run("other")
+    coming.has_use = False  # its copy is ordered, and its process takes its time to come
+    for half_seconds in range(80):
+        now = half_seconds / 2
+        coming.device.look(now, True)
+        other.look(now, 0.5)
+    assert other.held_s == 0.0
+    share(60.0, coming, other, begins=now)  # and then it never comes
+    assert other.held_s > 40
+
+
+def test_a_device_is_left_at_once_to_whoever_has_use_for_it():
+    idle, busy = Run("idle", 600.0), Run("busy", 600.0)
+    now = share(100.0, idle)
+    for _ in range(240):  # its process waits there, and its head has no order for it
+        now += 0.5
+        if idle.device.look(now, False)["why"]:
+            idle.worker.give_back()
+        busy.look(now, 0.5)
+    assert busy.held_s > 90
 
 
 def test_a_newcomer_gets_a_turn_at_once_and_no_more_than_the_others_from_then_on():
@@ -122,9 +170,12 @@ def test_claims_of_strangers_are_bounded_and_never_followed_or_waited_for(folder
 def test_the_longest_waiting_of_equals_goes_first():
     me, other = Claim("/me", "me", 5.0), Claim("/other", "other", 4.0)
     shares = Shares({"/me": 3.0, "/other": 3.5})
-    assert whose_turn(me, [other], shares, None, TURN_S) == other
-    assert whose_turn(other, [me], shares, None, TURN_S) is None
-    assert whose_turn(me, [other], shares, 99.0, TURN_S) is None  # it has had less
+    assert whose_turn(me, [other], shares, None) == other
+    assert whose_turn(other, [me], shares, None) is None
+    assert whose_turn(me, [other], shares, TURN_S) is None  # it has had less
+    ahead = Shares({"/me": 9.0, "/other": 3.5})
+    assert whose_turn(me, [other], ahead, TURN_S) == other
+    assert whose_turn(me, [other], ahead, 2 * TURN_S) is None  # by less than half a turn
 
 
 def test_devices_that_are_no_cards_are_known_by_the_server_that_leads_to_them():
@@ -142,8 +193,8 @@ def test_the_head_leaves_the_device_and_comes_back_and_knows_who_else_wants_it()
     assert other_users.turns == {"turn_s": 120.0, "devices": [{"index": 0, "card": None}]}
     assert list(other_users.judge(told(""))) == [DeviceFree("n")]
     assert list(other_users.judge(told("run b of bob has its turn", "run b of bob"))) == [
-        DeviceTaken("n", "run b of bob has its turn"),
         DeviceWanted("n", ("run b of bob",)),
+        DeviceTaken("n", "run b of bob has its turn", Absence.TURN),
     ]
     assert list(other_users.judge(told("run b of bob trains on it", "run b of bob"))) == []
     assert list(other_users.judge(told("", "run b of bob"))) == [DeviceFree("n")]
@@ -191,9 +242,9 @@ def test_a_holder_that_is_just_writing_its_note_is_nobody_else(folder):
     path = folder / "hadar-device-22-0.lock"
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert run.device.look(1.0)["why"] == ""
+        assert run.device.look(1.0, False)["why"] == ""
         file.write('{"at": "/elsewhere", "run": "theirs", "user": "ada"}')
         file.flush()
-        assert run.device.look(2.0)["why"] == "run theirs of ada trains on it"
+        assert run.device.look(2.0, False)["why"] == "run theirs of ada trains on it"
         file.truncate(0)  # between two notes it is the one that it was
-        assert run.device.look(3.0)["why"] == "run theirs of ada trains on it"
+        assert run.device.look(3.0, False)["why"] == "run theirs of ada trains on it"

@@ -7,11 +7,12 @@ import math
 import pytest
 
 from hadar_cli.core import events
-from hadar_cli.core.reasons import Loss
+from hadar_cli.core.reasons import Absence, Loss
 from hadar_cli.core.state import RunState
 from hadar_cli.report.format import brief, clock, count, fit, listed
 from hadar_cli.report.live.sparkline import Series, heat, sparkline
-from hadar_cli.report.words import RunLog, describe, is_news
+from hadar_cli.report.log import RunLog
+from hadar_cli.report.words import describe, is_news
 from tests.support.worlds import make_mix, make_world
 
 RUN = (
@@ -182,6 +183,21 @@ def test_a_copy_that_had_nothing_to_hand_in_yet_when_its_job_was_paused_is_no_ne
     assert lines == ["paused job-1: copies hand in, nothing more is started"]
     lines, _ = log_of([*RUN, held, lost])
     assert lines == ["job-1 on d failed: released; its 10 steps go back to the pool"]
+
+
+def test_turns_on_a_shared_device_are_told_once() -> None:
+    """So is a copy that was called back for one before it had trained."""
+    held = events.CopyStarted(7.0, "c", 1, 2, "d", 1, 0, ((0, 10),))
+    turn = [
+        events.DeviceLost(9.0, "d", "run a of ada has its turn", Absence.TURN),
+        events.CopyLost(9.1, "c", "released", reason=Loss.TERMINATED),
+        events.DeviceReturned(12.0, "d"),
+    ]
+    shared = events.DeviceWanted(8.0, "d", ("run a of ada",))
+    lines, _ = log_of([*RUN, held, shared, *turn])
+    assert lines == ["d is shared by turns with run a of ada"]
+    lines, _ = log_of([*RUN, held, *turn])  # of whom nothing was told
+    assert lines[1:] == ["d is back"] and "has its turn" in lines[0]
 
 
 def test_a_copy_that_only_its_node_forgot_is_told_with_the_next_event() -> None:

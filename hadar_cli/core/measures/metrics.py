@@ -152,6 +152,7 @@ class _Ledger:
         self.counted_attempts: set[str] = set()
         self.losses: dict[int, float] = {}
         self.notes: list[Note] = []
+        self._shared: set[str] = set()  # devices that other runs have wanted, too
         self.bound_s: float | None = None
         self.ending = "unfinished"
         self.bytes_in: Counter[int] = Counter()  # by job
@@ -202,7 +203,11 @@ class _Ledger:
             case events.WeightsMerged():
                 for attempt, why in event.refused:
                     self._note_copy(event.t, "weights refused", why, attempt)
-            case events.DeviceLost():
+            case events.DeviceWanted() if event.by and event.device not in self._shared:
+                self._shared.add(event.device)
+                why = f"by turns with {', '.join(event.by)}"
+                self.notes.append(Note(event.t, "shared", why, device=event.device))
+            case events.DeviceLost() if event.reason is not Absence.TURN:
                 what = "waits" if event.reason is Absence.AWAITED else "device lost"
                 self.notes.append(Note(event.t, what, event.why, device=event.device))
             case events.JobCutShort() if not event.is_planned:

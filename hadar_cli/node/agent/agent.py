@@ -166,6 +166,8 @@ class Agent:
                 return {}
             self.renew()
             match request["do"]:
+                case "renew" if self._turns:
+                    self._turns.wanted = frozenset(request.get("wanted", ()))
                 case "renew":
                     return {}
                 case "order":
@@ -259,8 +261,10 @@ class Agent:
         told = [event_message(attempt, event) for attempt, event in self._watched.events()]
         if self._gpus and (news := self._gpus.news()):
             told.append({"event": "gpus", **news})
-        if self._turns and (turns := self._turns.news()):
-            told.append({"event": "turns", **turns})
+        if self._turns:
+            self._turns.train(self._watched.trained_s)
+            if turns := self._turns.news():
+                told.append({"event": "turns", **turns})
         if why := self._notices.news():
             told.append({"event": "leaving", "why": why})
         return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from contextlib import suppress
@@ -35,6 +36,7 @@ class AttemptWatch:
         self._since: dict[str, float] = {}
         self._told_progress: dict[str, tuple[float, int, object]] = {}
         self._results = Results()
+        self.trained_s: dict[str, float] = {}  # by worker, as the last look has told
 
     def add(self, attempt: str, worker: Path) -> None:
         self._active[attempt] = worker
@@ -46,6 +48,7 @@ class AttemptWatch:
     def events(self) -> list[tuple[str, Event]]:
         """What has happened to the attempts under way since the last look."""
         found: list[tuple[str, Event]] = []
+        self.trained_s.clear()
         for attempt, directory in list(self._active.items()):
             event: Event | None = self._result_of(attempt) or self._end_of(attempt, directory)
             if isinstance(event, Finished) and event.result.get("waiting") is not True:
@@ -57,6 +60,8 @@ class AttemptWatch:
                 event = self._progress_of(attempt)
             if event:
                 found.append((attempt, event))
+                if (seconds := _trained_s(event)) > 0:
+                    self.trained_s[directory.name] = seconds
         return found
 
     def _result_of(self, attempt: str) -> Finished | None:
@@ -104,6 +109,16 @@ class AttemptWatch:
         self._told_progress[attempt] = (now, done, about)
         longest_s = progress.get("longest_s", 0.0)
         return Progress(done, progress["seconds"], progress.get("loss"), about, longest_s)
+
+
+def _trained_s(event: Event) -> float:
+    """How long its copy has trained for this order, if it tells."""
+    told: object = None
+    if isinstance(event, Progress):
+        told = event.seconds if event.steps else None
+    elif isinstance(event, Finished) and isinstance(seconds := event.result.get("seconds"), dict):
+        told = seconds.get("train")
+    return told if isinstance(told, int | float) and math.isfinite(told) else 0.0
 
 
 def processes_of(worker: Path) -> list[tuple[int, int]]:

@@ -219,7 +219,7 @@ class NodeSession:
         elif self.phase is Phase.OPEN:
             if self._unheard == _DEAD_LINK:
                 self._do(Abort())
-            self._do(Renew())
+            self._do(Renew(Held.devices_of(self.held, self.devices)))
 
     def _listen(self, heard_at: float) -> None:
         if heard_at > self._heard_at:

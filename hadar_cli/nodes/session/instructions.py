@@ -53,7 +53,9 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """The head lives: so may the workers."""
+    """The head lives: so may the workers. It has use for these devices, by their numbers."""
+
+    wanted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,11 @@ class Held:
         assert 0 <= self.tries <= TRIES, attempt
 
     @staticmethod
+    def devices_of(held: Mapping[str, Held], devices: Mapping[str, int]) -> tuple[int, ...]:
+        """The numbers of the devices that these are for."""
+        return tuple(sorted({devices[one.order.device] for one in held.values()}))
+
+    @staticmethod
     def validate_all(held: Mapping[str, Held], devices: Iterable[str], is_open: bool) -> None:
         sending = [one.order.device for one in held.values() if one.stage is Stage.SENDING]
         assert len(sending) == len(set(sending)), "two orders on the way to one device"

@@ -198,9 +198,9 @@ class SessionThreads:
                 self._submit(self._words, self._say, link, "release", {"worker": worker})
             case Forget(attempt):
                 self._submit(self._words, self._say, link, "forget", {"attempt": attempt})
-            case Renew():
-                if self._renewal is None or self._renewal.done():
-                    self._renewal = self._submit(self._words, self._say, link, "renew", {})
+            case Renew(wanted) if self._renewal is None or self._renewal.done():
+                told = {"wanted": wanted}
+                self._renewal = self._submit(self._words, self._say, link, "renew", told)
             case EndWorkers():
                 self._submit(self._work, self._end_workers, link)
             case Abort():

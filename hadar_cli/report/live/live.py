@@ -20,7 +20,7 @@ from hadar_cli.report.format import clock, count, plain
 from hadar_cli.report.live.lines import preparation, waiting_for
 from hadar_cli.report.live.live_state import LiveState
 from hadar_cli.report.live.screen import frame
-from hadar_cli.report.words import Entry
+from hadar_cli.report.log import Entry
 from hadar_cli.runs.store import RunFacts
 
 _PAINT_EVERY_S = 0.4  # the head shares its cores with the training it shows

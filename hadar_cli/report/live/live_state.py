@@ -17,7 +17,7 @@ from hadar_cli.engine.ports import Progressed
 from hadar_cli.report.format import count
 from hadar_cli.report.live.eta import UNSTEADY, Estimate, Workload, extrapolate
 from hadar_cli.report.live.sparkline import Series
-from hadar_cli.report.words import Entry, RunLog
+from hadar_cli.report.log import Entry, RunLog
 from hadar_cli.runs.store import RunFacts
 
 WINDOWS = 12  # the recent past, in which paces are measured
@@ -29,6 +29,7 @@ _AWAY = {
     Absence.AWAITED: "awaited",
     Absence.AWAY: "away",
     Absence.TAKEN: "left alone",
+    Absence.TURN: "another's turn",
     Absence.UNTOLD: "left alone",
     Absence.DRAINED: "drained",
 }

@@ -13,9 +13,9 @@ from hadar_cli.report.format import NOTHING, bar, brief, clock, figures, fit, fi
 from hadar_cli.report.live.eta import Estimate
 from hadar_cli.report.live.live_state import DeviceNow, JobNow, LiveState
 from hadar_cli.report.live.sparkline import heat, sparkline
+from hadar_cli.report.log import Entry
 from hadar_cli.report.terminal import gantt
 from hadar_cli.report.terminal.grid import Cell, Column, Drawing, Grid, Line, cut
-from hadar_cli.report.words import Entry
 
 _WIDEST = 160
 _LEAST_LOG = 3  # rows

@@ -23,6 +23,7 @@ from hadar_cli.report.format import (
     plain,
     when,
 )
+from hadar_cli.report.log import Entry, RunLog
 from hadar_cli.report.page import charts, settings
 from hadar_cli.report.page.comparison import of_runs
 from hadar_cli.report.page.figure import Figure
@@ -32,7 +33,6 @@ from hadar_cli.report.page.markup import chart, embedded, section, table, text, 
 from hadar_cli.report.page.sweep import of_sweep
 from hadar_cli.report.record import RunRecord
 from hadar_cli.report.terminal.runs import MEASURES, Comparison, compare, measure_text
-from hadar_cli.report.words import Entry, RunLog
 
 _MOST_EVENTS = 1000
 
