@@ -10,6 +10,7 @@ from hadar_cli.core.reasons import Absence
 
 # A desktop session or an idle notebook holds less; a training run holds more.
 DEFAULT_MAX_GPU_MEM = 0.1
+_MOST_LISTED = 8  # GPUs, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,17 @@ class Unavailable:
 
 
 def why_unavailable(
-    node: Node, device: Device, gpus: Sequence[GpuUse], minute_of_day: int | None
+    node: Node,
+    device: Device,
+    gpus: Sequence[GpuUse],
+    minute_of_day: int | None,
+    problem: str | None = None,
 ) -> Unavailable | None:
     """Why the device should be left alone now, None if it may be used.
 
-    ``gpus`` and ``minute_of_day`` (the node's own local time) are as the node reports them. A GPU
-    of which nothing is known may be anyone's: it is left alone unless ``max_gpu_mem`` is 1.
+    ``gpus``, the ``problem`` of its tools and ``minute_of_day`` (its own local time) are as the
+    node reports them. A GPU of which nothing is known may be anyone's: it is left alone unless
+    ``max_gpu_mem`` is 1.
     """
     if node.hours and minute_of_day is not None and not is_within(node.hours, minute_of_day):
         return Unavailable(f"outside its hours, {node.hours} (there it is {_clock(minute_of_day)})")
@@ -64,13 +70,23 @@ def why_unavailable(
         return None
     share = found[0].others_share if found else None
     if share is None:
-        why = "who uses it cannot be told there; max_gpu_mem = 1 uses it all the same"
-        return Unavailable(why, Absence.UNTOLD)
+        return Unavailable(_untold(gpus, bool(found), problem), Absence.UNTOLD)
     if share > limit:
         who = " and ".join(found[0].others) or "others"
         verb = "holds" if len(found[0].others) == 1 else "hold"
         return Unavailable(f"{who} {verb} {share:.0%} of its memory, more than {limit:.0%}")
     return None
+
+
+def _untold(gpus: Sequence[GpuUse], is_listed: bool, problem: str | None) -> str:
+    """Why it cannot be told, as far as that is known, and what to do about it."""
+    because = ""
+    if problem:
+        because = f" ({problem})"
+    elif gpus and not is_listed:
+        models = ", ".join(f"{gpu.index}: {gpu.model}" for gpu in gpus[:_MOST_LISTED])
+        because = f" (it is not among the GPUs that its tools list: {models})"
+    return f"who uses it cannot be told there{because}; max_gpu_mem = 1 uses it all the same"
 
 
 def is_within(hours: str, minute_of_day: int) -> bool:

@@ -19,6 +19,7 @@ _MOST_NAMES = 8  # of runs that wait for one device, in the journal
 class _Use:
     gpus: tuple[GpuUse, ...]
     minute_of_day: int
+    gpu_problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,10 @@ class OtherUsers:
         turn = (self._turns or {}).get(device.index)
         if turn and turn.why:
             return Unavailable(said(turn.why), Absence.TURN)
-        use = self._use
-        return why_unavailable(self._node, device, use.gpus, use.minute_of_day) if use else None
+        if not (use := self._use):
+            return None
+        problem = said(use.gpu_problem) if use.gpu_problem else None
+        return why_unavailable(self._node, device, use.gpus, use.minute_of_day, problem)
 
     def _wanted(self, device: Device) -> Iterator[DeviceWanted]:
         turn = (self._turns or {}).get(device.index)

@@ -29,12 +29,6 @@ class Discovery:
     problem: Problem | None = None
 
 
-def is_open(node: Node) -> bool:
-    """Whether the inventory leaves the node's GPUs to be found. A stand-in needs none, and what is
-    allotted has what was asked for."""
-    return not node.gpus and not node.emulated_speed and not node.is_allotted
-
-
 def discover(
     nodes: Sequence[Node], runs: Path, deadline_s: float = DEADLINE_S
 ) -> Iterator[Discovery]:
@@ -44,8 +38,8 @@ def discover(
         with visiting(node, runs, deadline_s) as visit:
             facts = read_facts(visit)
         if facts.gpu_problem:
-            fix = "see why nvidia-smi fails there, or list the GPUs: gpus = [...]"
-            return Discovery(node, problem=Problem(f"nvidia-smi: {facts.gpu_problem}", fix))
+            fix = "see why there, or list the GPUs: gpus = [...]"
+            return Discovery(node, problem=Problem(facts.gpu_problem, fix))
         return identify(node, facts.gpus)
 
     for node, result in on_all(nodes, look, deadline_s):

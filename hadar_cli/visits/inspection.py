@@ -301,7 +301,15 @@ def _judge(seen: Inspection, facts: Facts) -> None:
         seen.notes.append(f"its clock is {abs(seen.clock_skew_s):.0f} s {ahead}; training is fine")
     if seen.leftovers and seen.leftovers.processes:
         seen.notes.append(f"processes of runs that live there: {seen.leftovers.processes}")
+    if facts.gpu_problem and is_open(seen.node):
+        seen.notes.append(f"it would train on its CPU: {facts.gpu_problem}")
     seen.left_alone = {d: one.why for d, one in _objections(seen.node, facts).items()}
+
+
+def is_open(node: Node) -> bool:
+    """Whether the inventory leaves the node's GPUs to be found. A stand-in needs none, and what is
+    allotted has what was asked for."""
+    return not node.gpus and not node.emulated_speed and not node.is_allotted
 
 
 def _torch_problems(node: Node, torch: Torch) -> Iterator[Problem]:
@@ -339,7 +347,9 @@ def _gpu_problems(seen: Inspection) -> Iterator[Problem]:
 
 def _objections(node: Node, facts: Facts) -> dict[str, Unavailable]:
     found = {
-        device.name: why_unavailable(node, device, facts.gpus, facts.minute_of_day)
+        device.name: why_unavailable(
+            node, device, facts.gpus, facts.minute_of_day, facts.gpu_problem
+        )
         for device in node.devices
     }
     return {name: why for name, why in found.items() if why}

@@ -13,7 +13,8 @@ from hadar_cli.core.model import Gpu, Node
 from hadar_cli.errors import InputError
 from hadar_cli.node.contract import write_atomically
 from hadar_cli.typed import read_json
-from hadar_cli.visits.discovery import Discovery, is_open
+from hadar_cli.visits.discovery import Discovery
+from hadar_cli.visits.inspection import is_open
 
 _LARGEST = 1 << 22
 _Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=10**6)]

@@ -46,7 +46,11 @@ def write_nodes(path, *tables):
 # -- this computer -------------------------------------------------------------------------------
 
 
-def test_check_finds_this_computer_usable(hadar, tmp_path):
+def test_check_finds_this_computer_usable_though_not_its_gpus(hadar, tmp_path, monkeypatch):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho no driver\nexit 9\n")
+    smi.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     write_nodes(tmp_path / "nodes.toml", 'name = "me"\nhost = "local"')
     code, out, _ = hadar("check", "--json", *PATIENT)
     [found] = json.loads(out)
@@ -55,6 +59,7 @@ def test_check_finds_this_computer_usable(hadar, tmp_path):
     assert found["torch"]["torch"] and found["torch"]["safetensors"]
     assert found["facts"]["disk"]["free_bytes"] > 0
     assert abs(found["clock_skew_s"]) < 1
+    assert "it would train on its CPU: nvidia-smi: no driver" in found["notes"]
 
 
 def test_check_prints_the_fix_and_goes_on_to_the_others(hadar, tmp_path):

@@ -72,7 +72,8 @@ def test_machines_tell_their_gpus_and_a_bad_one_blocks_nobody(lab, inventory, tm
     assert (titan["gpu"], titan["pcie"], cpu["gpu"]) == ("TITAN RTX", 3, "CPU")
     problems = {problem["node"]: problem["what"] for problem in found["problems"]}
     assert set(problems) == {broken.name, hung.name}
-    assert "no driver" in problems[broken.name] and "within 10 s" in problems[hung.name]
+    assert problems[broken.name] == "nvidia-smi: NVIDIA-SMI has failed: no driver"
+    assert "within 10 s" in problems[hung.name]
     listed = {node["name"]: node for node in hadar(tmp_path, "nodes", "list")}
     assert [gpu["model"] for gpu in listed[two.name]["gpus"]] == ["RTX 3090", "TITAN RTX"]
     assert listed[none.name]["gpus"] == []

@@ -6,6 +6,7 @@ import pytest
 
 from hadar_cli.core.availability import GpuUse, is_within, why_unavailable
 from hadar_cli.core.model import Gpu, Node
+from hadar_cli.core.reasons import Absence
 
 RTX = Gpu("RTX 3090", 71, 24)
 
@@ -68,6 +69,17 @@ def test_a_gpu_of_which_nothing_is_known_is_left_alone_unless_told_otherwise():
         why = why_unavailable(node(), node().devices[0], reports, None)
         assert why.why == "who uses it cannot be told there; max_gpu_mem = 1 uses it all the same"
         assert why_unavailable(node(max_gpu_mem=1.0), node().devices[0], reports, None) is None
+
+
+def test_why_nothing_is_known_of_a_gpu_is_said():
+    only = node().devices[0]
+    failing = why_unavailable(node(), only, [], None, "nvidia-smi: Driver/library version mismatch")
+    assert (
+        "told there (nvidia-smi: Driver/library version mismatch); max_gpu_mem = 1" in failing.why
+    )
+    gone = why_unavailable(node(), only, [use(1, 0.0)], None)
+    assert "(it is not among the GPUs that its tools list: 1: RTX 3090)" in gone.why
+    assert gone.reason is failing.reason is Absence.UNTOLD
 
 
 def test_a_card_is_found_by_the_number_or_the_name_that_the_inventory_gives_it():

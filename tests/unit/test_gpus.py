@@ -13,7 +13,8 @@ import pytest
 from hadar_cli.core.availability import GpuUse
 from hadar_cli.core.gpu_table import find_gpu
 from hadar_cli.core.model import Node
-from hadar_cli.node.gpus import cards, reading
+from hadar_cli.node.gpus import amd as amd_module
+from hadar_cli.node.gpus import asking, cards, reading
 from hadar_cli.node.gpus import cards as cards_module
 from hadar_cli.node.gpus.cards import CardLock
 from hadar_cli.node.gpus.reading import read_gpus
@@ -132,15 +133,15 @@ def test_a_card_that_fell_off_the_bus_does_not_take_the_others_with_it(tool):
 
 
 def test_a_tool_that_hangs_is_not_asked_again_while_it_does(tool, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_TOOL_S", 0.2)
+    monkeypatch.setattr(asking, "TOOL_S", 0.2)
     tool("nvidia-smi", f"echo >> {tmp_path}/asked; exec sleep 60")
     assert read_gpus(())["gpu_problem"] == "nvidia-smi: no answer within 0.2 s"
-    [hung] = reading._hung.values()
+    [hung] = asking._hung.values()
     hung.wait()
     hung.poll = lambda: None  # type: ignore[method-assign] # as behind a driver that hangs
     assert read_gpus(())["gpu_problem"] == "nvidia-smi: no answer within 0.2 s"
     assert (tmp_path / "asked").read_text() == "\n"
-    reading._hung.clear()
+    asking._hung.clear()
 
 
 def test_a_tool_that_fails_is_quoted(tool):
@@ -247,6 +248,149 @@ def test_our_own_worker_is_no_colleague_where_rocm_says_that_it_holds_nothing(
     assert watch.look()["gpus"][0]["others_mb"] == 1024
 
 
+def amd_smi(tool, tmp_path: Path, **answers: object) -> None:
+    """As amd-smi prints it: by ``static``, ``metric``, ``process`` and ``list -e``; an answer of
+    None is a question that the version does not know."""
+    cases = []
+    for what, answer in answers.items():
+        (tmp_path / what).write_text(answer if isinstance(answer, str) else json.dumps(answer))
+        does = "exit 255" if answer is None else f"cat {tmp_path}/{what}"
+        cases.append(f'"{what} "*) {does};;')
+    tool("amd-smi", f'case "$*" in\n{chr(10).join(cases)}\nesac')
+    amd_module._cards.cache_clear()
+
+
+def row_of(gpu: int, used: object, serial: str = "0xABC") -> tuple[dict, dict]:
+    """A card's rows of ``static --asic`` and of ``metric --mem-usage``."""
+    total, unit = {"value": 65536, "unit": "MB"}, "MB"
+    told = {"value": used, "unit": unit} if isinstance(used, int) else used
+    memory = {"total_vram": total, "used_vram": told, "total_gtt": "N/A"}
+    asic = {"market_name": "AMD Instinct MI210", "vendor_id": "0x1002", "asic_serial": serial}
+    return {"gpu": gpu, "asic": asic}, {"gpu": gpu, "mem_usage": memory}
+
+
+def processes(gpu: int, **held: object) -> dict:
+    """By pid, with a letter before it: bytes as they are told."""
+    told = [{"process_info": {"name": "N/A", "pid": int(p[1:]), **one}} for p, one in held.items()]
+    return {
+        "gpu": gpu,
+        "process_list": told or [{"process_info": "No running processes detected"}],
+    }
+
+
+def in_bytes(size: int) -> dict:
+    return {"value": size, "unit": "B"}
+
+
+def test_newer_machines_have_amd_smi_alone_which_counts_cards_in_its_own_order(tool, tmp_path):
+    (first, first_used), (second, second_used) = row_of(0, 10240), row_of(1, 20, "0xDEF")
+    own = {"memory_usage": {"vram_mem": in_bytes(8 << 30), "gtt_mem": in_bytes(1 << 30)}}
+    here = {**own, "mem_usage": in_bytes(9 << 30)}
+    amd_smi(
+        tool,
+        tmp_path,
+        static="Permission needed for: /dev/dri/renderD*: [2 denied]\n"
+        + json.dumps({"gpu_data": [first, second]}),
+        metric={"gpu_data": [first_used, second_used]},
+        process=[processes(0, **{f"p{ME}": here}), processes(1)],
+        list=[{"gpu": 0, "hip_id": 1, "hip_uuid": "GPU-abc"}, {"gpu": 1, "hip_id": 0}],
+    )
+    busy, idle = read_gpus({ME})["gpus"]
+    assert (busy["index"], busy["uuid"], busy["memory_mb"]) == (1, "0xabc", 65536)
+    assert (busy["others_mb"], busy["others"], idle["others_mb"]) == (2048, [], 20)
+    busy, idle = read_gpus(())["gpus"]
+    assert (busy["others_mb"], busy["others"]) == (10240, [getpass.getuser()])
+    assert cards_module.visible(7, "0xabc", {}) == {"HIP_VISIBLE_DEVICES": "1"}
+    assert cards_module.identity("0") == "0xdef"
+    found = identify(Node("lab", "lab"), [GpuUse(**gpu) for gpu in (busy, idle)])
+    assert [gpu.model for gpu in found.gpus] == ["MI210", "MI210"]
+
+
+def test_what_amd_smi_does_not_tell_is_unknown_and_not_free(tool, tmp_path):
+    """Before ROCm 6.4: no numbers of HIP, 0 bytes of every process; N/A where a query failed."""
+    (static, used), (other, unknown) = row_of(0, 9000, "N/A"), row_of(1, "N/A", "0x0")
+    size = {"mem_usage": in_bytes(0)}
+    amd_smi(
+        tool,
+        tmp_path,
+        static=[static, other],
+        metric=[used, unknown],
+        process=[processes(0, **{f"p{ME}": size}), processes(1)],
+        list=None,
+    )
+    first, second = read_gpus({ME})["gpus"]
+    assert [(gpu["index"], gpu["uuid"]) for gpu in (first, second)] == [(0, None), (1, None)]
+    assert (first["others_mb"], second["others_mb"]) == (None, None)
+    assert read_gpus(())["gpus"][0]["others_mb"] == 9000
+    amd_smi(tool, tmp_path, static="", metric=[used], process="", list=None)
+    told = read_gpus(())
+    assert (told["gpus"], told["gpu_problem"]) == ([], "amd-smi: ValueError: static prints nothing")
+
+
+def test_a_process_that_only_opened_a_card_holds_nothing_of_it(tool, tmp_path):
+    """Before ROCm 10 a process is listed on every card, with 0 where it computes nothing."""
+    rows = [row_of(0, 9000), row_of(1, 30, "0xdef")]
+    amd_smi(
+        tool,
+        tmp_path,
+        static=[static for static, _ in rows],
+        metric=[used for _, used in rows],
+        process=[
+            processes(0, **{f"p{ME}": {"mem_usage": in_bytes(9000 << 20)}}),
+            processes(1, **{f"p{ME}": {"mem_usage": in_bytes(0)}}),
+        ],
+        list=None,
+    )
+    assert [gpu["others_mb"] for gpu in read_gpus({ME})["gpus"]] == [0, 30]
+
+
+@pytest.mark.parametrize("nvidia_on_the_bus", [True, False])
+def test_another_maker_s_card_does_not_stand_in_for_one_whose_driver_fails(
+    tool, tmp_path, monkeypatch, nvidia_on_the_bus
+):
+    """A kernel update parts driver and library; the processor's own GPU has the same number."""
+    monkeypatch.setattr(reading, "_PCI", tmp_path / "bus")
+    device = tmp_path / "bus" / "0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "class").write_text("0x030200\n")
+    (device / "vendor").write_text("0x10de\n" if nvidia_on_the_bus else "0x1002\n")
+    amd(tool, tmp_path, {"card0": amd_card("0xabc", 0)}, "", "")
+    said = "Failed to initialize NVML: Driver/library version mismatch"
+    tool("nvidia-smi", f'echo "{said}"; exit 18')
+    told = read_gpus(())
+    if nvidia_on_the_bus:
+        assert (told["gpus"], told["gpu_problem"]) == ([], f"nvidia-smi: {said}")
+    else:
+        assert ([gpu["uuid"] for gpu in told["gpus"]], told["gpu_problem"]) == (["0xabc"], None)
+
+
+def test_a_driver_without_a_tool_is_no_machine_without_gpus(tool, tmp_path, monkeypatch):
+    """As on a Jetson, or where no card is shown to a container: not to be taken for a CPU."""
+    assert read_gpus(()) == {"gpus": [], "gpu_problem": None}
+    tool("nvidia-smi", 'echo "No devices were found"')
+    assert read_gpus(()) == {"gpus": [], "gpu_problem": None}
+    driver = tmp_path / "version"
+    driver.touch()
+    monkeypatch.setattr(reading, "_DRIVERS", {str(driver): "a driver, and no tool"})
+    assert read_gpus(()) == {"gpus": [], "gpu_problem": "a driver, and no tool"}
+
+
+def test_the_tool_of_wsl_is_found_where_no_path_names_it(tmp_path, monkeypatch):
+    places = {tool.name: tool.places for tool in reading._tools()}
+    assert "/usr/lib/wsl/lib/nvidia-smi" in places["nvidia-smi"]
+    there = tmp_path / "nvidia-smi"
+    there.touch()
+    assert reading._Tool("no-such-tool", "", (str(there),), reading._nvidia).find() == str(there)
+
+
+@pytest.mark.parametrize("state", ["ERR!", "[Unknown Error]", "[GPU requires reset]"])
+def test_a_card_in_an_error_state_is_unknown_and_not_free(tool, state):
+    nvidia(tool, state, "true")
+    told = read_gpus(())
+    [gpu] = told["gpus"]
+    assert (told["gpu_problem"], gpu["others_mb"]) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("said", "model"),
     [("Apple M2 Max", "M2 Max"), ("AMD Radeon RX 7900 XTX", "RX 7900 XTX"), ("3090", "RTX 3090")],
@@ -323,6 +467,6 @@ def test_the_gpu_of_an_apple_chip_is_known_by_sysctl(monkeypatch):
     monkeypatch.setattr(reading.shutil, "which", lambda name: None)
     monkeypatch.setattr(reading.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(reading.platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(reading, "_ask", lambda *words: told[words[-1]])
+    monkeypatch.setattr(reading, "ask", lambda *words: told[words[-1]])
     [gpu] = reading.read_gpus(())["gpus"]
     assert (gpu["model"], gpu["memory_mb"], gpu["index"]) == ("Apple M2 Pro", 32768.0, 0)

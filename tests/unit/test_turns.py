@@ -229,6 +229,20 @@ def test_a_new_connection_is_believed_only_once_it_has_told_all_and_told_anew():
         assert [type(one) for one in other_users.judge(then)] == [kind]
 
 
+def test_why_the_tools_of_a_node_fail_is_said_on_one_line():
+    other_users = OtherUsers(Node("n", "host", (Gpu("RTX 3090", 35.0, 24.0),)))
+    list(other_users.judge(told("")))
+    failed = {
+        "event": "gpus",
+        "minute_of_day": 0,
+        "gpus": [],
+        "gpu_problem": "nvidia-smi: no\nNVML",
+    }
+    [taken] = other_users.judge({"event": "gpus", **failed})
+    assert isinstance(taken, DeviceTaken)
+    assert "(nvidia-smi: no NVML)" in taken.why
+
+
 def test_nobody_takes_turns_in_an_allocation_or_where_none_knows_which_device_is_meant():
     card = Gpu("RTX 3090", 35.0, 24.0)
     assert OtherUsers(Node("n", "login", (card,), slurm=SlurmRequest(time="1:00"))).turns is None

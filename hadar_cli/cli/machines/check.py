@@ -130,9 +130,9 @@ def _state(one: Inspection) -> tuple[str, str]:
 
 
 def _devices(one: Inspection) -> Iterator[str]:
-    known = {gpu.index: gpu for gpu in one.facts.gpus} if one.facts else {}
+    gpus = one.facts.gpus if one.facts else ()
     for device in one.node.devices:
-        gpu = known.get(device.index)
+        gpu = next((gpu for gpu in gpus if gpu.is_of(device)), None)
         if device.emulated_speed:
             yield f"{device.kind} (emulated)"
         elif gpu and device.gpu:

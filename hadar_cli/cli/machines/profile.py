@@ -80,7 +80,8 @@ def profile_nodes(
 
 def _discover(path: Path, timeout_s: float) -> tuple[tuple[Node, ...], list[Discovery]]:
     """The inventory with the GPUs that its machines have, and those that could not tell."""
-    from hadar_cli.visits.discovery import discover, is_open
+    from hadar_cli.visits.discovery import discover
+    from hadar_cli.visits.inspection import is_open
     from hadar_cli.visits.profile_cache import fill, store
 
     listed, cached = read_enabled(path), cached_profile(path)

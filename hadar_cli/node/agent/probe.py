@@ -12,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from hadar_cli.node.gpus.asking import Facts
 from hadar_cli.node.gpus.cards import CardLock
-from hadar_cli.node.gpus.reading import Facts, read_gpus
+from hadar_cli.node.gpus.reading import read_gpus
 from hadar_cli.node.user_site import add_user_site
 
 if TYPE_CHECKING:

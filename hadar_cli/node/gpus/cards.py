@@ -25,7 +25,7 @@ from hadar_cli.node.gpus.reading import read_gpus
 
 LOCKS = Path("/tmp")  # noqa: S108 - the one folder that every user of a machine may write to
 _LONGEST_NOTE = 2000
-_AMD_ID = "0x"  # rocm-smi's unique ids begin so
+_AMD_ID = "0x"  # AMD's unique ids begin so
 _NO_CARD = ("", "-1", "NoDevFiles")  # by which CUDA is shown none, and Slurm says so
 _CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
@@ -55,7 +55,7 @@ def visible(index: int, uuid: str | None, inherited: Mapping[str, str]) -> dict[
 def _visible_amd(uuid: str, shown: str) -> dict[str, str]:
     numbers = [str(gpu["index"]) for gpu in read_gpus(())["gpus"] if gpu["uuid"] == uuid]
     if not numbers:
-        raise ValueError(f"rocm-smi knows no GPU {uuid} there")
+        raise ValueError(f"AMD's tools know no GPU {uuid} there")
     if shown and numbers[0] not in [word.strip() for word in shown.split(",")]:
         raise ValueError(f"{_HIP}={shown} does not show GPU {uuid}, number {numbers[0]} there")
     return {_HIP: numbers[0]}
@@ -65,7 +65,8 @@ def identity(shown: str) -> str:
     """The card's own name, whichever way a worker is shown it: all runs must mean the same one."""
     for gpu in read_gpus(())["gpus"]:
         uuid = gpu["uuid"] or ""
-        if shown == str(gpu["index"]) or (uuid and uuid.startswith(shown)):
+        # A name may be cut short; a number is none, though all of AMD's names begin with a 0.
+        if shown == str(gpu["index"]) or (uuid.startswith(shown) and not shown.isdigit()):
             return uuid or f"gpu-{shown}"
     return f"gpu-{shown}"
 

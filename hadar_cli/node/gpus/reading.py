@@ -7,27 +7,25 @@ UUID. What others hold of its memory is None where nobody can tell.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import platform
-import pwd
 import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-Facts = dict[str, Any]
-_TOOL_S = 10.0
+from hadar_cli.node.gpus.amd import by_amd_smi, by_rocm_smi
+from hadar_cli.node.gpus.asking import Facts, ask, last_words, number, others_on
+
 _COLUMNS = "index,uuid,name,memory.total,memory.used,pcie.link.gen.max,pci.bus_id"
 _APP_CELLS = 3
 _UUID = re.compile(r"(GPU|MIG)-\S+")  # anything else, as ``[N/A]`` on a Jetson, is no name
 _PCI = Path("/sys/bus/pci/devices")
+_DISPLAY = "0x03"  # by class: what computes without a display is of it, too
 # GT/s, as the kernel tells it, to PCIe generation.
 _GENERATION = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _CARD_LINE = re.compile(r"GPU (\d+):")
@@ -35,79 +33,63 @@ _INSTANCE_LINE = re.compile(
     r"\s+MIG (?P<profile>\S+)\s+Device\s+(?P<number>\d+):\s+\(UUID: (?P<uuid>MIG-[^)]+)\)"
 )
 _INSTANCE_GB = re.compile(r"\.(\d+)gb")
-_ROCM_TOOL = "/opt/rocm/bin/rocm-smi"  # which no PATH may name
-_ON_CARDS = re.compile(r"^PID (\d+) is using \d+ DRM device\(s\):?\s*\n([\d ]+)$", re.MULTILINE)
-_hung: dict[str, subprocess.Popen[bytes]] = {}  # by tool: a broken driver lets none of them die
+_DRIVERS = {  # where it is loaded, and no tool lists a card: nobody is to take that for no GPU
+    "/proc/driver/nvidia/version": "NVIDIA's driver is loaded there, and no nvidia-smi lists a GPU",
+    "/etc/nv_tegra_release": "it is a Jetson, whose system has no nvidia-smi yet",
+    "/dev/dxg": "WSL shows it a GPU of Windows, and no nvidia-smi lists it",
+    "/dev/kfd": "AMD's driver is loaded there, and neither rocm-smi nor amd-smi lists a GPU",
+}
+
+
+@dataclass(frozen=True)
+class _Tool:
+    """``places``: where it is as well, whatever PATH a server gives to those who come in."""
+
+    name: str
+    maker: str  # by the PCI bus's number
+    places: tuple[str, ...]
+    read: Callable[[str, set[int]], list[Facts]]
+
+    def find(self) -> str | None:
+        places = (place for place in self.places if Path(place).exists())
+        return shutil.which(self.name) or next(places, None)
 
 
 def read_gpus(ours: Collection[int]) -> Facts:
     """All GPUs, or why nothing is known of them. ``ours`` are processes that count as nobody's."""
-    readers = (
-        ("nvidia-smi", "/usr/bin/nvidia-smi", _nvidia),
-        ("rocm-smi", "/usr/bin/rocm-smi", _amd),
-        ("rocm-smi", _ROCM_TOOL, _amd),
-    )
-    for name, usual, read in readers:
-        tool = shutil.which(name) or usual
-        if Path(tool).exists():
-            try:
-                return {"gpus": read(tool, set(ours)), "gpu_problem": None}
-            except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
-                return {"gpus": [], "gpu_problem": f"{name}: {_last_words(error)}"}
-    return {"gpus": list(_apple()), "gpu_problem": None}
+    problem, maker = None, ""
+    for tool in _tools():
+        if not (found := tool.find()):
+            continue
+        if tool.maker != maker and _has_card(maker):
+            break  # the number of one maker's card would be taken for another's
+        maker = maker or tool.maker
+        try:
+            if gpus := tool.read(found, set(ours)):
+                return {"gpus": gpus, "gpu_problem": None}
+        except (OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
+            problem = problem or f"{tool.name}: {last_words(error)}"
+    gpus = [] if problem else list(_apple())
+    if not gpus and not problem:
+        problem = next((words for path, words in _DRIVERS.items() if Path(path).exists()), None)
+    return {"gpus": gpus, "gpu_problem": problem}
 
 
-def _last_words(error: Exception) -> str:
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"no answer within {_TOOL_S:g} s"
-    said = (getattr(error, "stdout", None) or b"") + (getattr(error, "stderr", None) or b"")
-    text = said.decode(errors="replace").strip() or f"{type(error).__name__}: {error}"
-    return str(text)[:300]
+def _tools() -> Iterator[_Tool]:
+    nvidia = ("/usr/bin/nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
+    yield _Tool("nvidia-smi", "0x10de", nvidia, _nvidia)
+    yield _Tool("rocm-smi", "0x1002", ("/usr/bin/rocm-smi", "/opt/rocm/bin/rocm-smi"), by_rocm_smi)
+    yield _Tool("amd-smi", "0x1002", ("/usr/bin/amd-smi", "/opt/rocm/bin/amd-smi"), by_amd_smi)
 
 
-def _ask(*words: str) -> str:
-    """Asked once more only when an earlier question that got no answer is out of the way: behind a
-    broken driver, questions can neither be ended nor waited for."""
-    if words[0] in _hung and _hung[words[0]].poll() is None:
-        raise subprocess.TimeoutExpired(words, _TOOL_S)
-    process = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        said, complaint = process.communicate(timeout=_TOOL_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        _hung[words[0]] = process
-        raise
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, words, said, complaint)
-    return said.decode(errors="replace")
-
-
-def _number(text: object) -> float | None:
-    """A cell of a tool's, which says ``[N/A]`` where it does not know."""
-    try:
-        return float(str(text))
-    except ValueError:
-        return None
-
-
-def _owner(pid: int) -> str:
-    try:
-        return pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
-    except (OSError, KeyError):
-        return "someone"
-
-
-def _others(used_mb: float | None, held_mb: dict[int, float | None], ours: set[int]) -> Facts:
-    """Who else is on a GPU, and with how much of its memory: what is used, less what is ours."""
-    mine = [held_mb[pid] for pid in held_mb.keys() & ours]
-    known = used_mb is not None and None not in mine
-    return {
-        "others": sorted({_owner(pid) for pid in held_mb.keys() - ours}),
-        "sees_processes": any(Path(f"/proc/{pid}").exists() for pid in held_mb.keys() - {0}),
-        "others_mb": max(0.0, (used_mb or 0.0) - sum(m or 0.0 for m in mine)) if known else None,
-    }
+def _has_card(maker: str) -> bool:
+    """Whether the PCI bus has a display or compute card of that maker."""
+    for device in _PCI.glob("*"):
+        with suppress(OSError):
+            kind = (device / "class").read_text()
+            if kind.startswith(_DISPLAY) and (device / "vendor").read_text().strip() == maker:
+                return True
+    return False
 
 
 # -- NVIDIA --------------------------------------------------------------------------------------
@@ -131,14 +113,14 @@ def _is_card(row: list[str]) -> bool:
 
 
 def _table(tool: str, what: str) -> list[list[str]]:
-    lines = _ask(tool, what, "--format=csv,noheader,nounits").splitlines()
+    lines = ask(tool, what, "--format=csv,noheader,nounits").splitlines()
     return [[cell.strip() for cell in row] for row in csv.reader(lines) if row]
 
 
 def _held(apps: list[list[str]], uuid: str) -> dict[int, float | None]:
     """Megabytes by process; a driver that does not tell says so in place of a row, or of cells."""
     mine = (row for row in apps if len(row) == _APP_CELLS and row[0] == uuid)
-    return {int(pid) if pid.isdigit() else 0: _number(size) for _, pid, size in mine}
+    return {int(pid) if pid.isdigit() else 0: number(size) for _, pid, size in mine}
 
 
 def _card(row: list[str], apps: list[list[str]], ours: set[int]) -> Facts:
@@ -147,9 +129,9 @@ def _card(row: list[str], apps: list[list[str]], ours: set[int]) -> Facts:
         "index": int(index),
         "uuid": uuid if _UUID.fullmatch(uuid) else None,
         "model": name.removeprefix("NVIDIA ").removeprefix("GeForce "),
-        "memory_mb": _number(total) or 0.0,
-        "pcie": int(_number(generation) or 0) or _generation(bus, _PCI),
-        **_others(_number(used), _held(apps, uuid), ours),
+        "memory_mb": number(total) or 0.0,
+        "pcie": int(number(generation) or 0) or _generation(bus, _PCI),
+        **others_on(number(used), _held(apps, uuid), ours),
     }
 
 
@@ -174,7 +156,7 @@ def _parts(tool: str) -> dict[int, list[_Part]]:
     """The MIG instances of each card, by its index; most machines have none."""
     found: dict[int, list[_Part]] = {}
     try:
-        lines = _ask(tool, "-L").splitlines()
+        lines = ask(tool, "-L").splitlines()
     except (OSError, subprocess.SubprocessError):
         return found
     card = -1
@@ -192,7 +174,7 @@ def _uses_of_parts(tool: str) -> dict[tuple[str, int], _PartUse]:
     is on which instance stands only in the whole report."""
     found: dict[tuple[str, int], _PartUse] = {}
     with suppress(OSError, subprocess.SubprocessError, ElementTree.ParseError):
-        report = ElementTree.fromstring(_ask(tool, "-q", "-x"))  # noqa: S314 - the driver's own
+        report = ElementTree.fromstring(ask(tool, "-q", "-x"))  # noqa: S314 - the driver's own
         for card in report.iter("gpu"):
             for part in card.iter("mig_device"):
                 home = _place(part)
@@ -212,7 +194,7 @@ def _place(told: ElementTree.Element) -> tuple[str, str]:
 
 
 def _megabytes(text: str | None) -> float | None:
-    return _number((text or "").removesuffix("MiB").strip())
+    return number((text or "").removesuffix("MiB").strip())
 
 
 def _instance(
@@ -234,7 +216,7 @@ def _instance(
     elif not held and _held(apps, whole):
         used = None  # somebody is on the card, and nobody says on which part
     model = f"{card['model']} MIG {part.profile}"
-    rest = _others(used, held, ours)
+    rest = others_on(used, held, ours)
     return {**card, "uuid": part.uuid, "model": model, "memory_mb": memory_mb, **rest}
 
 
@@ -253,75 +235,14 @@ def _speed(device: Path) -> str:
         return ""
 
 
-# -- AMD -----------------------------------------------------------------------------------------
-
-
-def _amd(tool: str, ours: set[int]) -> list[Facts]:
-    """rocm-smi names its cards ``card0`` and so on; the words of its fields vary by version."""
-    cards = _json(tool, "--showproductname", "--showuniqueid", "--showmeminfo", "vram")
-    held, on = dict(_amd_processes(tool)), _amd_cards(tool)
-    names = Counter(str(raw.get("Unique ID")) for raw in cards.values())
-    found = []
-    for name, raw in cards.items():
-        if not name.startswith("card"):
-            continue
-        told = {field.lower(): value for field, value in raw.items() if value != "N/A"}
-        index = int(name.removeprefix("card"))
-        here = {pid: size for pid, size in held.items() if index in on.get(pid, ())}
-        used = _number(told.get("vram total used memory (b)"))
-        uuid = str(told.get("unique id", ""))
-        # Integrated GPUs have none, and the partitions of one card share it.
-        has_name = uuid.startswith("0x") and int(uuid, 16) and names[uuid] == 1
-        found.append(
-            {
-                "index": index,
-                "uuid": uuid if has_name else None,
-                "model": _amd_model(told),
-                "memory_mb": (_number(told.get("vram total memory (b)")) or 0.0) / (1 << 20),
-                "pcie": None,
-                **_others(None if used is None else used / (1 << 20), here, ours),
-            }
-        )
-    return found
-
-
-def _amd_model(told: Facts) -> str:
-    """The marketing name, which may stand in brackets behind the chip's."""
-    name = str(told.get("card series") or told.get("card model") or "AMD GPU")
-    return name.rpartition("[")[2].rstrip("]")
-
-
-def _json(tool: str, *words: str) -> dict[str, dict[str, Any]]:
-    """What it prints among its warnings; nothing at all where there is nothing to tell."""
-    _, brace, rest = _ask(tool, *words, "--json").partition("{")
-    told = json.JSONDecoder().raw_decode(brace + rest)[0] if brace else {}
-    return {name: raw for name, raw in told.items() if isinstance(raw, dict)}
-
-
-def _amd_processes(tool: str) -> Iterator[tuple[int, float | None]]:
-    """Pid and megabytes; several versions say 0 of every process."""
-    for name, cells in _json(tool, "--showpids").get("system", {}).items():
-        pid = name.removeprefix("PID")
-        if pid.isdigit():
-            # Name, cards, memory, two more: a name may have commas of its own.
-            size = _number(str(cells).rsplit(", ", 3)[1])
-            yield int(pid), size / (1 << 20) if size else None
-
-
-def _amd_cards(tool: str) -> dict[int, set[int]]:
-    """Which cards each process is on: that is never told as JSON."""
-    said = _ask(tool, "--showpidgpus")
-    return {int(pid): {int(n) for n in cards.split()} for pid, cards in _ON_CARDS.findall(said)}
-
-
 # -- Apple ---------------------------------------------------------------------------------------
 
 
 def _apple() -> Iterator[Facts]:
     """The GPU of an Apple chip shares the machine's memory; nobody tells who uses it."""
     if (platform.system(), platform.machine()) == ("Darwin", "arm64"):
-        chip = _ask("sysctl", "-n", "machdep.cpu.brand_string").strip()
-        memory_mb = int(_ask("sysctl", "-n", "hw.memsize")) / (1 << 20)
+        chip = ask("sysctl", "-n", "machdep.cpu.brand_string").strip()
+        memory_mb = int(ask("sysctl", "-n", "hw.memsize")) / (1 << 20)
         shared = {"others": [], "others_mb": 0.0, "sees_processes": False}
         base = {"index": 0, "uuid": None, "model": chip, "memory_mb": memory_mb, "pcie": None}
         yield {**base, **shared}
