@@ -20,7 +20,11 @@ from hadar_cli.core.arrays import BoolArray, IntArray
 from hadar_cli.core.estimates.fluid import FluidPlan, Matrix, Vector, forked_optimum
 from hadar_cli.core.policies.pools import share_out
 from hadar_cli.core.policies.port import ClusterView, JobView, Stint, register
-from hadar_cli.core.policies.shared_steps import helpful_gang, share_nodes
+from hadar_cli.core.policies.shared_steps import (
+    helpful_gang,
+    share_nodes,
+    shares_to_its_end,
+)
 
 # Jobs × devices: beyond these, an optimum's own sparsity has to do, and equals go together.
 _THINNED = 40
@@ -205,7 +209,10 @@ def _rates_worth_using(view: ClusterView, jobs: list[JobView], devices: Sequence
 
 def _startable(view: ClusterView) -> list[JobView]:
     """Jobs that some of the devices could take on now."""
-    may = [j for j in view.jobs() if j.free_steps and j.room != 0]
+    jobs = view.jobs()
+    if len(view.queue) == 1 == len(jobs) and shares_to_its_end(jobs[0], view.cluster, view.rates):
+        jobs = [replace(jobs[0], solo_steps=jobs[0].remaining_steps)]
+    may = [j for j in jobs if j.free_steps and j.room != 0]
     if not may or not view.devices:
         return []
     able = view.rates.matrix([j.job.id for j in may], view.devices).any(axis=1)
