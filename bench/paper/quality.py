@@ -19,10 +19,9 @@ class Parts:
 def measure(setting: Setting, cache: Cache) -> Parts:
     """Nothing is trained here: the quality benchmark takes hours, and keeps its own results."""
     from bench.quality.page import page  # torch
-    from bench.quality.results import Results
+    from bench.quality.results import Kept
 
-    kept = ROOT / "bench" / "results"
-    text = page(Results(kept / "quality.json"), Results(kept / "travel.json"))
+    text = page(Kept.beside(ROOT / "bench" / "results" / "quality.json"))
     parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     return Parts({heading: parts[heading].strip() for heading in SHOWN})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench.quality import costs
 from bench.quality.page import best_base_lr, judgement, page
 from bench.quality.plan import (
     AT_BEST_RATE,
@@ -27,7 +28,8 @@ from bench.quality.plan import (
     task,
     tasks,
 )
-from bench.quality.results import Results, measure
+from bench.quality.reached import train_for
+from bench.quality.results import Kept, Results, measure
 from bench.quality.scheduled import keep
 
 ROOT = Path(__file__).parents[2]
@@ -57,11 +59,22 @@ def travelling() -> list[Task]:
     ]
 
 
+def time_to_quality(kept: Kept, processes: int) -> None:
+    best = {workload: best_base_lr(kept.quality, workload) for workload in STEPS}
+
+    def train(missing: list[Task]) -> None:
+        measure(missing, kept.curves, processes)
+
+    train_for(kept.costs, best, HELD_OUT, train, kept.curves, kept.quality)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two held-out seeds, few recipes")
     parser.add_argument("--page", action="store_true", help="write the page, measure nothing")
     parser.add_argument("--travel", action="store_true", help="only what smaller hand-ins cost")
+    parser.add_argument("--time", action="store_true", help="only the time to quality")
+    parser.add_argument("--costs", action="store_true", help="measure what the lab costs, and end")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--runs", type=Path, nargs="+", help="keep the merges of these runs of M-5")
     parser.add_argument("--results", type=Path, default=ROOT / "bench/results/quality.json")
@@ -71,14 +84,19 @@ def main() -> None:
     args.results.parent.mkdir(exist_ok=True)
     if args.runs:
         keep(args.runs)
-    results = Results(args.results)
-    travel = Results(args.results.with_name("travel.json"))
+    if args.costs:
+        costs.measure()
+        return
+    kept = Kept.beside(args.results)
+    results, travel = kept.quality, kept.travel
     if args.quick:
         measure(tasks(JUDGED, HELD_OUT[:2]), results, args.processes)
         print(judgement(results, HELD_OUT[:2]))
         return
     if args.travel:
         measure(travelling(), travel, args.processes)
+    elif args.time:
+        time_to_quality(kept, args.processes)
     elif not args.page:
         measure(tasks((UNFORKED, DEFAULT), FURTHER), results, args.processes)
         measure(tasks(JUDGED, HELD_OUT), results, args.processes)
@@ -86,7 +104,8 @@ def main() -> None:
         measure(tasks(MORE_TUNING, FEWER), results, args.processes)
         measure(at_best_rates(results), results, args.processes)
         measure(travelling(), travel, args.processes)
-    args.out.write_text(page(results, travel))
+        time_to_quality(kept, args.processes)
+    args.out.write_text(page(kept))
     print(judgement(results, HELD_OUT, FURTHER))
 
 

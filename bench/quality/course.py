@@ -67,6 +67,7 @@ class Outcome:
     time: float
     leader: float | None = None
     bytes_in: float | None = None  # what the copies handed in for a merge, on average
+    curve: tuple[tuple[int, float], ...] = ()  # held-out loss after so many counted steps, if asked
 
 
 def shares(total: int, speeds: Sequence[float]) -> list[int]:
@@ -113,11 +114,17 @@ def steps_alone(recipe: Recipe, steps: int) -> int:
     return round(time_taken(recipe, steps) * max(recipe.speeds))
 
 
-def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> Outcome:
-    """Train the workload's ``tiny`` preset for ``steps`` counted steps."""
+def run(
+    workload: str, recipe: Recipe, steps: int, seed: int, folder: Path, looks: int = 0
+) -> Outcome:
+    """Train the workload's ``tiny`` preset for ``steps`` counted steps.
+
+    With ``looks`` its held-out loss is taken about so often in the second half of them.
+    """
     script = _Script(workload, recipe.base_lr, steps, seed, folder)
     base: Path | None = None
     done = handed_in = merges = 0
+    curve: list[tuple[int, float]] = []
     for generation, counts in enumerate(meetings(recipe, steps, workload, seed)):
         scale = copy_lr_scale(recipe.rules, counts, done, steps)
         begun, forked = done, sum(map(bool, counts)) > 1
@@ -139,13 +146,15 @@ def run(workload: str, recipe: Recipe, steps: int, seed: int, folder: Path) -> O
         handed_in += made.bytes_in if forked else 0
         merges += forked
         script.keep_optimizer(merged, made.has_optimizer)
+        if looks and done >= steps / 2 * (1 + len(curve) / looks):
+            curve.append((done, script.evaluate(merged)[0]))
     assert base is not None
     time = math.nan if recipe.in_mix else time_taken(recipe, steps)
     leader = max(contributions, key=lambda copy: copy.steps)
     can_compare = forked and recipe.rules.hand_in == "full"  # an update is no model
     compared = script.evaluate(leader.path)[0] if can_compare else None
     bytes_in = handed_in / merges if merges else None
-    return Outcome(*script.evaluate(base), time, compared, bytes_in)
+    return Outcome(*script.evaluate(base), time, compared, bytes_in, tuple(curve))
 
 
 _orders = itertools.count()  # done in this process, each with a result of its own

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from bench.quality.course import LAB, MERGING, Recipe
-from bench.quality.notes import LORA, TRAVEL
+from bench.quality.notes import (
+    BEST_RATE,
+    INTRODUCTION,
+    LORA,
+    PAPER_TABLE,
+    REASONS,
+    RULES_AT_BEST_RATE,
+    TIME,
+    TRAVEL,
+    TRIED,
+)
 from bench.quality.plan import (
     AMOUNTS,
     AT_BEST_RATE,
@@ -33,7 +43,8 @@ from bench.quality.plan import (
     tasks,
     unforked_like,
 )
-from bench.quality.results import Results
+from bench.quality.reached import PACES, cases, gain, rates_of, table, verdict
+from bench.quality.results import Kept, Results
 from bench.quality.scheduled import forked_in_mix, steps_in_mix
 from hadar_cli.workloads import CATALOG
 
@@ -48,32 +59,51 @@ PAPER = {
 ALLOWED = 1.05
 
 
-def page(results: Results, travel: Results) -> str:
+def page(kept: Kept) -> str:
     """The whole page in Markdown; what has not been measured is left open."""
-    return (
-        "\n\n".join(
-            [
-                _INTRODUCTION.format(
-                    speeds=", ".join(f"{speed:g}" for speed in LAB),
-                    steps=", ".join(f"{CATALOG[w].short} {steps}" for w, steps in STEPS.items()),
-                    mix=", ".join(f"{CATALOG[w].short} {steps_in_mix(w)}" for w in STEPS),
-                    every=DEFAULT.every,
-                    merging=_percent(MERGING),
-                    tuned=_list(TUNED),
-                    held_out=_list(HELD_OUT),
-                    further=_list(FURTHER),
-                ),
-                "## Held-out seeds\n\n" + judgement(results, HELD_OUT, FURTHER),
-                "## Beside the paper's table\n\n" + _beside_the_paper(results),
-                "## What each rule does\n\n" + _changes(results),
-                "## Smaller hand-ins\n\n" + _travelling(travel),
-                "## Merged or leader\n\n" + _merged_or_leader(results),
-                *_at_the_best_rate(results),
-                "## What decided the defaults\n\n" + _REASONS,
-            ]
-        )
-        + "\n"
+    results = kept.quality
+    parts = [
+        INTRODUCTION.format(
+            speeds=", ".join(f"{speed:g}" for speed in LAB),
+            steps=", ".join(f"{CATALOG[w].short} {steps}" for w, steps in STEPS.items()),
+            held_out=_list(HELD_OUT),
+            tuned=_list(TUNED),
+        ),
+        "## Time to quality\n\n" + _time(kept),
+        "## Held-out seeds\n\n" + _equal_steps(results),
+        "## Beside the paper's table\n\n" + _beside_the_paper(results),
+        "## What each rule does\n\n" + _changes(results),
+        "## Smaller hand-ins\n\n" + _travelling(kept.travel),
+        *_at_the_best_rate(results),
+        f"## What decided the defaults\n\n{REASONS}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _time(kept: Kept) -> str:
+    """By ways, links and the length of a step."""
+    if not kept.costs:
+        return "Not measured yet."
+    best = {workload: best_base_lr(kept.quality, workload) for workload in STEPS}
+    told = [TIME.format(limit=f"{sum(LAB):.2f}")]
+    for pace in PACES:
+        asked = cases(kept.costs, rates_of(best), pace)
+        gains = {case: gain(case, HELD_OUT, kept.curves, kept.quality) for case in asked}
+        seconds = [f"{1000 * one.step_s:.0f}" for one in kept.costs.values()]
+        own = f"Steps as the lab does them, {', '.join(seconds)} ms on the fastest device"
+        heading = own if pace is None else f"Steps of {pace:g} s on the fastest device"
+        told.append(f"**{heading}.** {verdict(gains)}\n\n{table(gains)}")
+    return "\n\n".join(told)
+
+
+def _equal_steps(results: Results) -> str:
+    note = _EQUAL_STEPS.format(
+        mix=", ".join(f"{CATALOG[w].short} {steps_in_mix(w)}" for w in STEPS),
+        every=DEFAULT.every,
+        merging=_percent(MERGING),
+        further=_list(FURTHER),
     )
+    return f"{judgement(results, HELD_OUT, FURTHER)}\n\n{note}"
 
 
 def judgement(results: Results, seeds: Sequence[int], further: Sequence[int] = ()) -> str:
@@ -128,12 +158,12 @@ def _beside_the_paper(results: Results) -> str:
         rows.append([*row, kind.metric, *(_spread(values, 3) for values in ours), won])
     heading = ["", "paper's measure", "HadarE", "Hadar", "better"]
     table = _table([*heading, "ours (tiny)", "HadarE", "unforked", "better"], rows)
-    return f"{table}\n\n{_PAPER_NOTE}"
+    return f"{table}\n\n{PAPER_TABLE}"
 
 
 def _changes(results: Results) -> str:
     rows, unmeasured = [], []
-    for recipe in (DEFAULT, *CHOICES, *AMOUNTS):
+    for recipe in dict.fromkeys((DEFAULT, *CHOICES, *AMOUNTS)):
         ratios = [_ratio(results, workload, recipe, TUNED) for workload in STEPS]
         if all(math.isnan(ratio.value) for ratio in ratios):
             unmeasured.append(recipe.name)
@@ -147,7 +177,7 @@ def _changes(results: Results) -> str:
         "is HadarE with one rule changed."
     )
     left = f"\n\nNot measured yet: {', '.join(unmeasured)}." if unmeasured else ""
-    return f"{note}\n\n{_table(heading, rows)}{left}"
+    return f"{note}\n\n{_table(heading, rows)}{left}\n\n{TRIED}"
 
 
 def _travelling(results: Results) -> str:
@@ -167,30 +197,6 @@ def _travelling(results: Results) -> str:
     return f"{note}\n\n{_table(['', *columns], rows)}\n\n{LORA}"
 
 
-def _merged_or_leader(results: Results) -> str:
-    """How often the leader of a last merge was better than the merge."""
-    rows, better, known = [], 0, 0
-    recipes = (DEFAULT, IN_MIX, *CHOICES, *AMOUNTS)
-    for workload in STEPS:
-        asked = (task(workload, r, s) for r in recipes for s in (*TUNED, *HELD_OUT))
-        pairs = {}
-        for one in asked:
-            if one in results and (leader := results[one].leader) is not None:
-                pairs[leader, results[one].loss] = leader < results[one].loss
-        if pairs:
-            ahead = sum(pairs.values())
-            rows.append(
-                [
-                    CATALOG[workload].short,
-                    f"{_of_sums(list(pairs)):.4f}",
-                    f"{ahead} of {len(pairs)}",
-                ]
-            )
-            better, known = better + ahead, known + len(pairs)
-    table = _table(["", "leader ÷ merged", "leader better"], rows)
-    return f"{_LEADER_NOTE}\n\n{table}\n\nIn all: {better} of {known} runs."
-
-
 def _at_the_best_rate(results: Results) -> Iterator[str]:
     """A section of its own, once anything but the presets' own rates was tried."""
     tried = (tasks([at_base_lr(UNFORKED, factor)], TUNED) for factor in BASE_LRS)
@@ -206,7 +212,7 @@ def _at_the_best_rate(results: Results) -> Iterator[str]:
             row.append(str(_ratio(results, workload, recipe, HELD_OUT, unforked)))
         rows.append(row)
     heading = ["", "best base rate", "unforked", "HadarE ÷ unforked", "plain mean ÷"]
-    yield f"## With the best base learning rate\n\n{_BEST_RATE_NOTE}\n\n{_table(heading, rows)}"
+    yield f"## With the best base learning rate\n\n{BEST_RATE}\n\n{_table(heading, rows)}"
     rows = []
     for workload in STEPS:
         factor = best_base_lr(results, workload)
@@ -217,7 +223,7 @@ def _at_the_best_rate(results: Results) -> Iterator[str]:
         )
         rows.append([CATALOG[workload].short, f"x {factor:g}", *map(str, ratios)])
     heading = ["", "best base rate", *(f"{recipe.name} ÷ unforked" for recipe in AT_BEST_RATE)]
-    yield f"{_RULES_AT_BEST_RATE_NOTE}\n\n{_table(heading, rows)}"
+    yield f"{RULES_AT_BEST_RATE}\n\n{_table(heading, rows)}"
 
 
 def best_base_lr(results: Results, workload: str) -> float:
@@ -308,80 +314,13 @@ def _list(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-_INTRODUCTION = """# Is a forked model as good?
-
-    python -m bench.quality            # measures what is missing, then writes this page
-    python -m bench.quality --quick    # two held-out seeds of the first table only
-
-The five workloads' `tiny` presets, each trained to the end of its learning-rate schedule, unforked
-and forked over five devices with the speeds of the paper's lab ({speeds}).
-Steps are real, done by the workloads' own scripts under the contract of a node; so are checkpoints
-and merges. Time is virtual: the copies train one after another in one process, each for the steps
-that its device's speed gives it. "HadarE in M-5" is what `hadar run mixes/m5.yaml` does: five jobs
-share the five devices, and a job is forked no further than it takes for all to end together. Who
-trained how many steps between which merges is taken from the journals of five real runs over SSH on
-the lab's five nodes (`bench/results/m5.json`), another run for each seed, with the presets' own
-numbers of steps ({mix}). "Forked in M-5" is the share of the steps that several copies did between
-two merges; a job that a run never forked was trained unforked there, and its ratio is one. "HadarE"
-is the hardest case: a lone job, its first steps on the fastest device (as many as `hadar` gives it
-there), then all five devices to the end, merged every {every} counted steps.
-
-Counted steps: {steps}, at most as many as the presets' own; the shorter a training, the harder it
-is to divide. The loss is of held-out data: cross entropy for IC (on 2,000 images in place of the
-preset's 300), LM and LT, squared error for RS and MM. "Unforked" is Hadar: all steps one after
-another, saved and loaded between rounds. "Fastest alone" is the fastest device for the time that
-HadarE takes with all five, merging included ({merging} of it), with a schedule that ends then. A
-ratio is of mean losses over the same seeds: the same first weights, the same order of the data. ±
-is the standard error of a ratio (jackknife over seeds), and the standard deviation over seeds of
-everything else. A number in brackets says of how many seeds a ratio is, where some have not been
-measured.
-
-Defaults were looked for on other seeds than {held_out}, which judge them; of a lone job
-under HadarE, and unforked, {further} judge as well. The tables of rules are of
-seeds {tuned}."""
-
-_PAPER_NOTE = """The paper reports HadarE better on all five, by one run each of full-size models,
-without saying how far runs differ by chance. What it does with the copies is our "plain mean". The
-two halves of the table cannot be compared with each other: other data, other sizes of model. Where
-no copy was ever forked, both columns show the shorter unforked training of the first table."""
-
-_REASONS = """- **`rule: progress`** is better than the mean on all five workloads at their own
-  rates. At the best base rates it is better for IC, LM and LT, and 1 to 2 % worse for RS and MM.
-- **`lr_scale: linear`** and the average of the optimizers' states are better than the other choices
-  on all five at their own rates; `sqrt` is a little safer where rates are high already (RS, MM).
-- **`hand_in: bf16`**, **`int8`** and **`int4`** cost nothing that can be told from chance; they
-  stay off because they help only where the network is slow. So does **`optimizer_every`**, which
-  costs up to a hundredth of the loss.
-- **Solo and warm-up**. Image classification decides them: the only one of the five with plain
-  momentum, the one with the smallest batches, and the one that lost most by forking. Early steps
-  are what cannot be divided. Its ratio for a lone job, on 5 to 9 of the seeds 1 to 10:
-
-  | steps alone | factors rise over | ratio |
-  | --- | --- | --- |
-  | 100 | 0.3, the merge's stride at once | 1.14 ± 0.05 |
-  | 100 | 0.5, the merge's stride with them | 1.06 ± 0.04 |
-  | 150 | the same | 1.08 ± 0.04 |
-  | 200 | the same | 1.01 ± 0.03 |
-  | 200 | 0.7 | 1.08 ± 0.05 |
-  | 250 | 0.5 | 0.94 ± 0.02 |
-  | 100, one copy more after each 100 | 0.5 | 1.05 ± 0.03 |
-
-  Hence `solo: 0.4` and, where other devices would idle meanwhile, 250 steps of that. A lone job of
-  600 steps takes 1.3 times as long for it, one of 6,000 steps 1.04 times.
-- Tried for it without success, on seeds 1 and 2 with `rule: mean` and 100 steps alone (unforked
-  0.107 and 0.106, forked 0.124 and 0.129): merged twice as often 0.142 and 0.127; the leader's
-  optimizer state 0.165 and 0.161; `outer: {lr: 1, momentum: 0.3}` 0.119 and 0.124; SGD's momentum
-  shortened as Adam's betas are 0.126 and 0.151, and with gradients lengthened by as much 0.125 and
-  0.136. Its BatchNorm is not to blame: statistics taken anew changed the loss by less than 0.002.
-- **Keeping the better of the last merge and its leader** was a rule, and is gone: it costs an
-  evaluation, and what it wins is smaller than the difference between two seeds."""
-
-_LEADER_NOTE = """The leader of a job's last merge is the copy with most steps. An evaluation of
-both could keep the better of the two. This is how often that would have changed the result of all
-forked runs so far, and how the losses compare."""
-
-_BEST_RATE_NOTE = f"""The presets' rates lie somewhat below the best, which leaves room to scale
-them. Here each workload's rate is the best for unforked training on the tuned seeds, out of
-{", ".join(f"{factor:g}" for factor in sorted((1.0, *BASE_LRS)))} times its own."""
-_RULES_AT_BEST_RATE_NOTE = f"""The same on the tuned seeds {", ".join(map(str, FEWER))}, with
-rules that go less far than the default: tuned rates are what most scripts bring."""
+_EQUAL_STEPS = """\
+Loss after as many counted steps as unforked training's. "HadarE" is a lone job, its first steps on
+the fastest device, then all five devices to the end, merged every {every} counted steps. "HadarE in
+M-5" is what `hadar run mixes/m5.yaml` does: who trained how many steps between which merges is
+taken from the journals of five real runs over SSH on the lab's five nodes, another run for each
+seed, with the presets' own numbers of steps ({mix}); "forked in M-5" is the share of steps that
+several copies did between two merges. "Fastest alone" has the time that HadarE takes, merging
+included ({merging} of it), and a schedule that ends then. Of a lone job, and unforked, the seeds
+{further} judge as well. ± is the standard error of a ratio (jackknife over seeds), else the
+standard deviation over seeds; in brackets, of how many seeds a ratio is, where of fewer."""

@@ -71,6 +71,7 @@ class Task:
     recipe: Recipe
     steps: int
     seed: int
+    looks: int = 0  # at the held-out loss on the way
 
 
 def tasks(recipes: Sequence[Recipe], seeds: Sequence[int]) -> Iterator[Task]:

@@ -7,10 +7,12 @@ import json
 import multiprocessing
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.quality import costs
+from bench.quality.costs import Costs
 from bench.quality.course import Outcome, run, solo
 from bench.quality.plan import Task
 from bench.quality.scheduled import merges_in_mix
@@ -27,7 +29,8 @@ class Results:
         self._rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def __getitem__(self, task: Task) -> Outcome:
-        return Outcome(**self._rows[_key(task)])
+        row = self._rows[_key(task)]
+        return Outcome(**row | {"curve": tuple(map(tuple, row.get("curve", ())))})
 
     def __contains__(self, task: Task) -> bool:
         return _key(task) in self._rows
@@ -38,6 +41,21 @@ class Results:
         lines = (f"{json.dumps(key)}: {json.dumps(row)}" for key, row in self._rows.items())
         part.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         part.replace(self._path)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All that the page is written from."""
+
+    quality: Results  # after all steps
+    travel: Results  # with smaller hand-ins
+    curves: Results  # with looks on the way
+    costs: dict[str, Costs]  # on the lab, by workload
+
+    @classmethod
+    def beside(cls, path: Path) -> Kept:
+        travel, curves = (Results(path.with_name(f"{name}.json")) for name in ("travel", "curves"))
+        return cls(Results(path), travel, curves, costs.kept(path.with_name("costs.json")))
 
 
 def _key(task: Task) -> str:
@@ -70,4 +88,5 @@ def measure(tasks: Iterable[Task], results: Results, processes: int) -> None:
 
 def _measure(task: Task) -> tuple[Task, Outcome]:
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
-        return task, run(task.workload, task.recipe, task.steps, task.seed, Path(folder))
+        where = Path(folder)
+        return task, run(task.workload, task.recipe, task.steps, task.seed, where, task.looks)

@@ -88,10 +88,15 @@ class Meetings:
         return max(cost_s / _AFFORDABLE, _LEAST_STEPS / slowest if slowest else 0.0)
 
     def copies_that_pay(
-        self, job: int, rates: Sequence[float], devices: Sequence[str] = ()
+        self,
+        job: int,
+        rates: Sequence[float],
+        devices: Sequence[str] = (),
+        left: float = float("inf"),
     ) -> int | None:
-        """How many copies are worth their merges; unknown until a merge has been timed."""
-        pay = self._that_pay(job, rates, devices)
+        """How many copies are worth their merges with so many steps left; unknown until a merge
+        has been timed."""
+        pay = self._that_pay(job, rates, devices, left)
         return None if pay is None else len(pay)
 
     def too_dear(

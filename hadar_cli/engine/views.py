@@ -126,8 +126,9 @@ class Views:
     def _copies_that_pay(self, job: JobState) -> int | None:
         if job.job.fork or job.generation < self._least_merges:
             return None
-        rates = self._rates.matrix([job.job.id], self._devices)[0]
-        return self._meetings.copies_that_pay(job.job.id, rates.tolist(), self._devices)
+        rates = self._rates.matrix([job.job.id], self._devices)[0].tolist()
+        left = job.limit - len(job.done)
+        return self._meetings.copies_that_pay(job.job.id, rates, self._devices, left)
 
     def too_dear(self, job: JobState) -> dict[str, float]:
         """Devices whose copies of the job cost the others more than they bring, and how much.

@@ -7,6 +7,7 @@ from hadar_cli.core.estimates.throughput import RateModel
 from hadar_cli.core.events import CopyStarted
 from hadar_cli.core.model import EVERY_SLOT, Device, Job, MergeRules, Mix
 from hadar_cli.core.state import RunState
+from hadar_cli.core.steps import StepSet
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import Moving
@@ -128,6 +129,17 @@ def views_of(them: Meetings, forks: bool = True, jobs: int = 1) -> tuple[Views, 
     suitability, rates = Suitability(devices, state), RateModel(mix.jobs, devices)
     held = Occupancy([device.name for device in devices], state)
     return Views(mix, suitability, state, rates, held, them, lambda: 0.0, forks), state
+
+
+@pytest.mark.parametrize(("left", "copies"), [(110, 1), (1000, 2)])
+def test_a_job_is_forked_as_long_as_a_merge_wins_more_than_it_costs(left, copies):
+    """A merge that takes as long as 100 steps wins nothing where one device does 110."""
+    them = Meetings(MergeRules(), slot_s=1e6)
+    views, state = views_of(them)
+    them.learn(0, cost_s=100 / views.of(["near"], 15.0).rates.rate(0, "near"))
+    state.jobs[0].generation = 2
+    state.jobs[0].done = StepSet.of([(0, 1000 - left)] if left < 1000 else [])
+    assert views.of(["near"], 15.0).jobs()[0].copies_that_pay == copies
 
 
 @pytest.mark.parametrize(("forks", "dear"), [(True, {"far": 300.0}), (False, {})])

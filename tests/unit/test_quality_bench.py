@@ -34,7 +34,7 @@ from bench.quality.plan import (
     task,
     unforked_like,
 )
-from bench.quality.results import Results
+from bench.quality.results import Kept, Results
 from bench.quality.scheduled import fold, forked_in_mix, merges_in_mix, steps_in_mix
 from hadar_cli.core import events
 from hadar_cli.core.estimates.merging import solo_steps
@@ -153,8 +153,9 @@ def test_a_ratio_is_of_mean_losses(tmp_path: Path) -> None:
 
 
 def test_the_page_leaves_open_what_was_not_measured(tmp_path: Path) -> None:
-    text = page(Results(tmp_path / "none.json"), Results(tmp_path / "none.json"))
-    assert "| - | - | - | - |\n| LM | - |" in text and "In all: 0 of 0 runs." in text
+    text = page(Kept.beside(tmp_path / "none.json"))
+    assert "| - | - | - | - |\n| LM | - |" in text
+    assert "## Time to quality\n\nNot measured yet." in text
     assert "Seeds 11, 12, 13, 14, 15 have not been measured in full." in text
 
 
