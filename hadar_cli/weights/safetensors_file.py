@@ -10,6 +10,7 @@ resident memory, and a mapped file that another process truncates kills the read
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -101,8 +102,10 @@ class Checkpoint:
             self.bytes = os.fstat(self._file.fileno()).st_size
             header = self._read_header()
             self._data_begin = 8 + len(header)
-            self._stored, self.metadata = _parse(header, self.bytes - self._data_begin)
-            self.tensors = self._stored
+            parse = _parse_again if len(header) <= _REMEMBERED else _parse
+            tensors, metadata = parse(header, self.bytes - self._data_begin)
+            self.tensors = self._stored = tensors.copy()
+            self.metadata = metadata.copy()
         except BaseException:
             self._file.close()
             raise
@@ -185,6 +188,11 @@ def _parse(header: bytes, data_bytes: int) -> tuple[dict[str, Tensor], dict[str,
     if expected != data_bytes:
         raise CheckpointError(f"it holds {data_bytes} bytes of data, its header says {expected}")
     return {tensor.name: tensor for tensor in tensors}, metadata
+
+
+# What a copy handed in is soon the base of others: the same file, opened again.
+_REMEMBERED = 1 << 17  # bytes of a header, at the most
+_parse_again = functools.lru_cache(maxsize=16)(_parse)
 
 
 def _parse_entry(name: str, entry: object) -> Tensor:

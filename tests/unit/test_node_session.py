@@ -224,8 +224,27 @@ def test_a_nonsensical_result_costs_the_copy_and_its_worker(talk):
 # -- silence -------------------------------------------------------------------------------------
 
 
-def test_each_look_renews_the_lease(talk):
-    assert talk.look(3, heard=True) == [Renew()] * 3
+def test_a_node_is_asked_where_it_says_nothing_and_for_its_lease(talk):
+    """At every third look, if it speaks by itself; at each, if it does not."""
+    asked = [talk.look(heard=True) for _ in range(7)]
+    assert asked == [[Renew()], [], [], [Renew()], [], [], [Renew()]]
+    assert [Renew() in talk.look() for _ in range(3)] == [True, True, True]
+
+
+def test_a_node_is_told_at_once_of_devices_that_the_head_has_use_for(talk):
+    talk.look(heard=True)
+    talk.train("a", TWO)
+    assert talk.look(heard=True) == [Renew((1,))]
+    assert talk.look(2, heard=True) == []
+    talk.hand_in("a")
+    assert talk.look(heard=True) == [Renew()]
+
+
+def test_an_agent_that_is_new_is_asked_at_once(talk):
+    assert talk.look(heard=True) == [Renew()]
+    talk("lost", BROKEN, talk.now)
+    talk.open()
+    assert talk.look(heard=True) == [Renew()]
 
 
 def test_a_silent_node_is_told_of_cut_off_given_up_and_looked_for(talk):

@@ -161,6 +161,26 @@ def test_refuses_a_path_that_is_no_file(tmp_path: Path) -> None:
             Checkpoint(path)
 
 
+def test_a_file_opened_again_is_read_anew_and_shared_with_nobody(tmp_path: Path) -> None:
+    """Its header is parsed once, unless it changed."""
+    path, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    content = build({"__metadata__": {"a": "b"}, "x": entry("U8", [2], 0, 2)}, b"\1\2")
+    path.write_bytes(content)
+    other.write_bytes(content[:-1] + b"\3")
+    with Checkpoint(path) as first:
+        first.tensors.clear()
+        first.metadata["a"] = "c"
+    with Checkpoint(path) as again, Checkpoint(other) as alike:
+        assert (list(again.tensors), again.metadata) == (["x"], {"a": "b"})
+        assert (again.read("x").tolist(), alike.read("x").tolist()) == ([1, 2], [1, 3])
+    path.write_bytes(content + b"\4")
+    with pytest.raises(CheckpointError, match="it holds 3 bytes of data"):
+        Checkpoint(path)
+    path.write_bytes(content.replace(b"[2]", b"[9]"))
+    with pytest.raises(CheckpointError, match="a length that does not fit its shape"):
+        Checkpoint(path)
+
+
 def test_names_in_messages_are_escaped_and_bounded(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(build({"\x1b[31m" + "x" * 5000: 3}))
     with pytest.raises(CheckpointError) as caught:

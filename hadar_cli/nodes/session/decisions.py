@@ -37,7 +37,7 @@ from hadar_cli.nodes.session.instructions import (
     Forget,
     Instruction,
     Release,
-    Renew,
+    Renewals,
     Send,
     Tell,
 )
@@ -46,8 +46,8 @@ from hadar_cli.nodes.session.state import CONNECTING, EMPTY, TRIES, Held, Phase,
 from hadar_cli.nodes.wire import AgentError, LinkLostError, Message, NotYetError, SupersededError
 
 LEASE_S, LOOK_EVERY_S = 20.0, 1.0
-# Looks at which nothing new was heard of a node that is asked at each. They are counted, not
-# timed: a head that slept itself has no reason to think its nodes dead.
+# Looks at which nothing new was heard of a node, which is asked at each of them. They are counted,
+# not timed: a head that slept itself has no reason to think its nodes dead.
 _SILENT, _DEAD_LINK, _GONE = 3, 7, 12
 _LATE_S = 150.0  # past its deadline: longer than the supervisor waits before it ends the copy
 _MOST_REFUSALS = 3  # of orders, in a row; a node that takes none is left until it can be opened
@@ -64,7 +64,7 @@ class NodeSession:
         self.held: dict[str, Held] = {}  # one SENDING to a device at the most; empty in EMPTY
         self.workers = Workers(self.devices, epoch)  # none in EMPTY
         self._refusals = 0  # in a row, below _MOST_REFUSALS
-        self._was_open, self._returning = False, Returning()
+        self._was_open, self._returning, self._renewals = False, Returning(), Renewals()
         self._heard_at, self._unheard = 0.0, 0  # looks since anything was heard
         self._instructions: list[Instruction] = []
 
@@ -150,7 +150,7 @@ class NodeSession:
         if self.phase not in CONNECTING:
             return
         was_gone, self.phase = self.phase is Phase.GONE, Phase.OPEN
-        self._was_open = True
+        self._was_open, self._renewals = True, Renewals()
         self._returning.succeed()
         strays = sorted(known.keys() - self.held.keys())  # abandoned since they were named
         for attempt, held in list(self.held.items()):
@@ -219,7 +219,8 @@ class NodeSession:
         elif self.phase is Phase.OPEN:
             if self._unheard == _DEAD_LINK:
                 self._do(Abort())
-            self._do(Renew(Held.devices_of(self.held, self.devices)))
+            wanted = Held.devices_of(self.held, self.devices)
+            self._instructions += self._renewals.due(self._unheard, wanted)
 
     def _listen(self, heard_at: float) -> None:
         if heard_at > self._heard_at:
@@ -257,8 +258,7 @@ class NodeSession:
         self._send_waiting()
 
     def order_refused(self, attempt: str, error: AgentError) -> None:
-        """A disk that is full or broken stays so for a while: the others have the work until then,
-        and the journal is spared a record of every try."""
+        """A full or broken disk stays so: others get the work, the journal no word of each try."""
         held = self.held.get(attempt)
         if held and held.stage is Stage.SENDING:
             self.workers.forget_unstarted(held)

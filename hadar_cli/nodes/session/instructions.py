@@ -58,6 +58,24 @@ class Renew:
     wanted: tuple[int, ...] = ()
 
 
+@dataclass(slots=True)
+class Renewals:
+    """When a node is asked to renew its lease: whenever it says nothing by itself, or is to know
+    something new, else as rarely as the lease allows, which lasts for twenty looks."""
+
+    _every: int = 3  # looks
+    _passed: int = 2  # since the last one
+    _wanted: tuple[int, ...] = ()
+
+    def due(self, unheard: int, wanted: tuple[int, ...]) -> list[Renew]:
+        """At a look, after so many at which nothing was heard."""
+        self._passed += 1
+        if not unheard and self._passed < self._every and wanted == self._wanted:
+            return []
+        self._passed, self._wanted = 0, wanted
+        return [Renew(wanted)]
+
+
 @dataclass(frozen=True, slots=True)
 class EndWorkers:
     """At once, and all."""
