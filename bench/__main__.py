@@ -34,6 +34,7 @@ BENCHES = (
     "round_overhead",
     "head_load",
     "gang",
+    "lone",
     "engines",
 )
 
