@@ -192,7 +192,7 @@ def test_an_instance_without_work_is_ended_until_there_is_some(lab, tmp_path):
         text = MIX.replace("GATE", str(gate)).replace("count: 3", one_copy).replace("NAME", name)
         (tmp_path / f"{name}.yaml").write_text(text)
     hurry = "from hadar_cli.aws import demand, transport\n"
-    hurry += "transport._MINUTE_S, asking._SHORT_S = 0.2, 1.0\n"  # idle_minutes is 15
+    hurry += "transport._MINUTE_S, demand._SHORT_S = 0.2, 1.0\n"  # idle_minutes is 15
     words = ("run", "first.yaml", "-n", str(lab.inventory), "--name", "r")
     head = start(tmp_path, *words, code=hurry)
     wait_until(lambda: len(lab.running()) == 2)

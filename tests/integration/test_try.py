@@ -38,7 +38,7 @@ FAULTS = {
     "same_data": ("trains on its own data", "the same data"),
     "restarts_schedule": ("follows its learning-rate schedule", "starts anew"),
     "own_scheduler": ("starts and hands in", "StepLR moves the learning rate and was not given"),
-    "evaluates_steps": ("runs to its end", "one data set of 5000 steps an epoch and another of 8"),
+    "evaluates_steps": ("runs to its end", "100000 steps an epoch and another of 8"),
     "updates_after_the_loop": ("can be followed", "outside of the loop over t.loader"),
     "other_vocabulary": ("trains as by hand", "vocabulary.bin (it is left out by .gitignore)"),
     "own_epochs": ("has its epochs from t.epochs", "only when all is trained"),

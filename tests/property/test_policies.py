@@ -137,7 +137,7 @@ def test_a_placement_holds_each_device_once_and_moves_nobody_for_nothing(
     devices = ClusterDevices.uniform(queue.kinds, capacity, [per_node] * len(capacity))
     allocations = Hadar().allocate(queue).allocations
     seats = place(devices, {}, allocations)
-    taken = [name for devices in seats.values() for name in devices]
+    taken = [name for names in seats.values() for name in names]
     assert len(taken) == len(set(taken))
-    assert {job: devices.counts[devices] for job, devices in seats.items()} == allocations
+    assert {job: devices.counts[names] for job, names in seats.items()} == allocations
     assert place(devices, seats, allocations) == seats
