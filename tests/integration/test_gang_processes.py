@@ -57,6 +57,7 @@ with training(model, optimizer) as t:
 """
 TELLS = "print('sum', sum(p.double().sum().item() for p in model.parameters()))\n"
 UNLIKE = BEGIN.replace("manual_seed(1)", "manual_seed(__import__('os').getpid())") + TELLS
+LOADED = "import sys\nprint('loads', 'sympy' in sys.modules)\n"
 LOSS = """
 with training(model, optimizer) as t:
     for x, y in t.loader(data, batch_size=20):
@@ -160,7 +161,7 @@ def ended(tmp_path_factory):
     orders = ((0, 5), (5, 9), (9, 12))
     gangs = {
         "alone": (LOOP, gang(root / "alone", (1.0,), (0, 12), evaluate=True)),
-        "goes on": (LOOP, gang(root / "goes on", (0.7, 0.3), *orders, evaluate=True)),
+        "goes on": (LOOP + LOADED, gang(root / "goes on", (0.7, 0.3), *orders, evaluate=True)),
         "by address": (LOOP, gang(root / "tcp", (0.7, 0.3), (0, 12), meets_at=taken)),
         "elsewhere": (LOOP, gang(root / "out", (0.7, 0.3), (0, 12), meets_at="tcp://192.0.2.1:9")),
         "stops": (STOPS, gang(root / "stops", (0.6, 0.4), (0, 90))),
@@ -191,6 +192,11 @@ def test_a_gang_comes_to_where_one_process_does(ended, name):
     ours, theirs = members[0].weights(len(members[0].orders) - 1), ended["alone"][0].weights()
     for tensor in theirs:
         torch.testing.assert_close(ours[tensor], theirs[tensor], rtol=1e-3, atol=1e-4, msg=tensor)
+
+
+def test_a_gang_starts_without_the_mathematics_of_the_compiler(ended):
+    """Torch imports it for gradients to start with: a second of every member's start."""
+    assert all("loads False" in member.log for member in ended["goes on"])
 
 
 def test_orders_of_one_gang_follow_in_the_same_processes(ended):

@@ -63,7 +63,7 @@ class Weights:
 
     def run(self, run: Run, roots: Sequence[torch.Tensor], seeds: Any) -> None:
         if self.of_all is not None:
-            run(roots, _weighted(roots, seeds, self.of_all))
+            run(*_weighted(roots, seeds, self.of_all))
             return
         hooks = [node.register_prehook(_times(weight)) for node, weight in self.of_terms]
         try:
@@ -77,15 +77,21 @@ def _times(weight: Any) -> Callable[[Any], Any]:
     return lambda grads: tuple(None if grad is None else grad * weight for grad in grads)
 
 
-def _weighted(roots: Sequence[torch.Tensor], seeds: Any, weight: Any) -> list[Any]:
-    """What backward starts with, times the weight: as if the loss had been multiplied by it."""
+def _weighted(
+    roots: Sequence[torch.Tensor], seeds: Any, weight: Any
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """What backward goes through and starts with, its gradients times the weight.
+
+    A loss is multiplied by it. A seed would do the same, but at the first one torch imports the
+    symbolic mathematics of its compiler: a second of every member's start.
+    """
     given = [seeds] if isinstance(seeds, torch.Tensor) else list(seeds or [None] * len(roots))
-    found = []
-    for root, seed in zip(roots, given, strict=True):
-        if seed is None and root.numel() != 1:
-            raise RuntimeError("grad can be implicitly created only for scalar outputs")
-        found.append((torch.ones_like(root) if seed is None else seed) * weight)
-    return found
+    with torch.enable_grad():
+        pairs = [
+            (root * weight, None) if seed is None else (root, seed * weight)
+            for root, seed in zip(roots, given, strict=True)
+        ]
+    return [root for root, _ in pairs], [seed for _, seed in pairs]
 
 
 @dataclass(slots=True)
