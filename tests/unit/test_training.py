@@ -411,17 +411,20 @@ class Clocks:
     """A machine on which a step takes as long as it is told to."""
 
     def __init__(self) -> None:
-        self.now = self.cpu = 0.0
+        self.now = self.cpu = self.waited = 0.0
 
     def work(self, cpu_s: float, wall_s: float) -> None:
+        """What is neither work nor sleep is waited for a processor."""
         self.cpu += cpu_s
         self.now += wall_s
+        self.waited += wall_s - cpu_s
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
     def pace(self, speed: float) -> Pace:
-        return Pace(speed, lambda: self.now, lambda: self.cpu, self.sleep)
+        cpu, waited = lambda: self.cpu, lambda: self.waited
+        return Pace(speed, lambda: self.now, cpu, self.sleep, cpu, waited)
 
 
 def test_an_emulated_step_takes_its_processor_time_over_the_speed():
@@ -447,6 +450,45 @@ def test_paces_that_cannot_be_kept_are_reported():
         pace.step_done()
     assert pace.missed == 4
     assert clocks.now == pytest.approx(5.0)
+
+
+def a_gangs_step(clocks: Clocks, pace: Pace, samples: int, *stages: float) -> float:
+    """How long it takes, with stages of so much processor time, before members exchange."""
+    pace.begin_step(samples)
+    begins = clocks.now
+    for cpu_s in stages:
+        clocks.work(cpu_s, cpu_s)
+        pace.catch_up()
+    return clocks.now - begins
+
+
+def test_a_gangs_step_takes_what_its_stages_mostly_do():
+    clocks = Clocks()
+    pace = clocks.pace(0.5)
+    pace.go_on()
+    for _ in range(8):
+        assert a_gangs_step(clocks, pace, 10, 0.02, 0.05) == pytest.approx(0.14)
+        pace.go_on()
+    assert a_gangs_step(clocks, pace, 10, 0.04, 0.01) == pytest.approx(0.14), (
+        "a mood of the machine"
+    )
+    pace.go_on()
+    assert a_gangs_step(clocks, pace, 20, 0.04, 0.09) == pytest.approx(0.26), "another share"
+
+
+def test_a_process_that_waited_for_a_processor_after_an_exchange_catches_up():
+    clocks = Clocks()
+    pace = clocks.pace(0.5)
+    pace.go_on()
+    a_gangs_step(clocks, pace, 10, 0.02)
+    began = clocks.now
+    clocks.work(cpu_s=0.001, wall_s=0.011)  # the exchange's work, and 10 ms behind others
+    pace.go_on()
+    a_gangs_step(clocks, pace, 10, 0.02)
+    assert clocks.now - began == pytest.approx(0.001 + 0.04)
+    clocks.sleep(0.5)  # until another member is there, which is no processor's fault
+    pace.go_on()
+    assert a_gangs_step(clocks, pace, 10, 0.02) == pytest.approx(0.04)
 
 
 def test_slices_as_text():

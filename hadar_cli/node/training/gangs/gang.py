@@ -88,6 +88,8 @@ class Piece(Protocol):
 class GangPace(Protocol):
     """Emulated speed within a step."""
 
+    def begin_step(self, samples: int) -> None: ...
+
     def catch_up(self) -> None: ...
 
     def pass_over(self) -> None: ...
@@ -177,6 +179,8 @@ class Gang:
         self._part = self.cutter.next_part()
         self._batches_left -= 1
         self._loss_weight = self._part.weight
+        if self._pace and self._batches_left == self._batches - 1:
+            self._pace.begin_step(self._part.end - self._part.first)
 
     def end_step(self) -> None:
         """The wish to stop travels with the gradients; in a step without any, alone."""
@@ -230,6 +234,7 @@ class Gang:
             run(roots, seeds)
             return
         is_last = self._batches_left == 0 and self._piece().is_last
+        self._keep_pace()  # all along the step, or members would want the processor all at once
         weights = self._weigh(roots, seeds)
         self._loss_weight, self._in_pass = weights.loss, True
         try:

@@ -84,6 +84,7 @@ class HostGroup:
         self._files: list[int] = []  # of this member; the last is in use
         self._lent: dict[int, _Note] = {}  # by exchange, what somebody may still read
         self._next = 0  # byte
+        self._untold = b""
         self._wakes = select.poll()
         others = [member for member in self._members if member is not self._me]
         for watched in (self._ears, *(member.end for member in others)):
@@ -149,6 +150,7 @@ class HostGroup:
         """Leaves; whoever waits for this member hears of it at once. Others may still be reading
         what it told last: its memory is given back when the next group begins."""
         self._tell(_Note(_LEFT, 0, 0))
+        self._tell_others()
         _left.append(self)
 
     def _close(self) -> None:
@@ -189,8 +191,16 @@ class HostGroup:
         return _Note(file, first, size)
 
     def _tell(self, note: _Note) -> None:
+        """Once this member waits itself: nobody needs to know before, and each word that arrives
+        wakes one who waits."""
         words = _WORDS.pack(self._rank, self._me.read, note.file, note.first, note.size)
-        for member in self._members:
+        if len(self._untold) + len(words) > select.PIPE_BUF:  # beyond it, words could be mixed up
+            self._tell_others()
+        self._untold += words
+
+    def _tell_others(self) -> None:
+        words, self._untold = self._untold, b""
+        for member in self._members if words else ():
             if member is not self._me:
                 with suppress(OSError):  # whoever is gone is missed when it is waited for
                     os.write(member.pipe, words)
@@ -204,6 +214,7 @@ class HostGroup:
 
     def _everybodys(self, number: int, tensor: torch.Tensor) -> list[torch.Tensor]:
         """By rank, once all have told theirs."""
+        self._tell_others()
         while missing := [m for m in self._members if number not in m.notes]:
             if gone := next((m for m in missing if m.has_left), None):
                 raise RuntimeError(f"rank {self._members.index(gone)} has ended")

@@ -14,7 +14,8 @@ from statistics import median
 _RECENT, _ENOUGH = 8, 3  # steps at the most, and at the least, that a cost is the median of
 _APART = 1.15  # sizes of a share that tell a fixed cost from one a sample
 _GAIN = 0.03  # less is not worth moving samples for
-_LOOKS = (3, 6, 10, 16)  # after so many measured steps, and then at every multiple of the last
+_LOOKS = (3, 6, 10, 16)  # after so many measured steps,
+_EVERY = 8  # and then every so often
 
 Shares = tuple[float, ...]
 
@@ -115,14 +116,15 @@ class Balance:
 
     def better(self, batch: int, most: Sequence[float]) -> Shares | None:
         """Other shares of such a batch, where they are worth it and it is time to look."""
-        if self._steps < _ENOUGH or (self._steps not in _LOOKS and self._steps % _LOOKS[-1]):
+        is_early = self._steps < _LOOKS[-1]
+        if self._steps not in _LOOKS if is_early else self._steps % _EVERY:
             return None
         known = [m.cost(cap) for m, cap in zip(self._measured, most, strict=True)]
         costs = [cost for cost in known if cost is not None]
         if len(costs) < len(known):
             return None
         now, then = divide(batch, self.shares), solve(batch, costs)
-        if self._steps < _LOOKS[-1]:  # too soon to leave somebody out
+        if is_early:  # too soon to leave somebody out
             then = _with_all(then)
         if _slowest(then, costs) > (1.0 - _GAIN) * _slowest(now, costs):
             return None
