@@ -17,6 +17,7 @@ from bench.quality.plan import (
     MORE_TUNING,
     PLAIN,
     STEPS,
+    TIMED,
     TRAVEL_SEEDS,
     TRAVELLED,
     TRAVELLING,
@@ -65,7 +66,7 @@ def time_to_quality(kept: Kept, processes: int) -> None:
     def train(missing: list[Task]) -> None:
         measure(missing, kept.curves, processes)
 
-    train_for(kept.costs, best, HELD_OUT, train, kept.curves, kept.quality)
+    train_for(kept.costs, best, TIMED, train, kept.curves, kept.quality)
 
 
 def main() -> None:

@@ -26,7 +26,8 @@ says nothing: shared steps to its end where they are nearly as fast as merging, 
 alone or shared, and then merges. Which devices' copies pay, how often they merge and who shares is
 asked of the product's own functions. Starts, steps and merges cost what they cost in real runs on
 the lab (`bench/results/costs.json`); on a slower link the bytes are added, of all copies' weights
-through the head's link for a merge, and of every member's gradients for a shared step."""
+through the head's link for a merge, and of every member's gradients for a shared step. Losses are
+means over the seeds {seeds}."""
 
 PAPER_TABLE = """\
 The paper reports HadarE better on all five, by one run each of full-size models, without saying how

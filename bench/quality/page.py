@@ -33,6 +33,7 @@ from bench.quality.plan import (
     JUDGED,
     PLAIN,
     STEPS,
+    TIMED,
     TRAVEL_SEEDS,
     TRAVELLED,
     TRAVELLING,
@@ -85,10 +86,10 @@ def _time(kept: Kept) -> str:
     if not kept.costs:
         return "Not measured yet."
     best = {workload: best_base_lr(kept.quality, workload) for workload in STEPS}
-    told = [TIME.format(limit=f"{sum(LAB):.2f}")]
+    told = [TIME.format(limit=f"{sum(LAB):.2f}", seeds=_list(TIMED))]
     for pace in PACES:
         asked = cases(kept.costs, rates_of(best), pace)
-        gains = {case: gain(case, HELD_OUT, kept.curves, kept.quality) for case in asked}
+        gains = {case: gain(case, TIMED, kept.curves, kept.quality) for case in asked}
         seconds = [f"{1000 * one.step_s:.0f}" for one in kept.costs.values()]
         own = f"Steps as the lab does them, {', '.join(seconds)} ms on the fastest device"
         heading = own if pace is None else f"Steps of {pace:g} s on the fastest device"

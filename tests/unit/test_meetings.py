@@ -4,7 +4,7 @@ import pytest
 
 from hadar_cli.core.estimates.suitability import Suitability
 from hadar_cli.core.estimates.throughput import RateModel
-from hadar_cli.core.events import CopyStarted
+from hadar_cli.core.events import CopyFinished, CopyLost, CopyStarted
 from hadar_cli.core.model import EVERY_SLOT, Device, Job, MergeRules, Mix
 from hadar_cli.core.state import RunState
 from hadar_cli.core.steps import StepSet
@@ -13,7 +13,7 @@ from hadar_cli.engine.occupancy import Occupancy
 from hadar_cli.engine.ports import Moving
 from hadar_cli.engine.views import Views
 from hadar_cli.simulation.executor import Costs
-from tests.support.worlds import make_mix, make_nodes, make_world
+from tests.support.worlds import SPEEDS, World, make_mix, make_nodes, make_world
 
 
 def meetings(**rules: object) -> Meetings:
@@ -249,3 +249,29 @@ def test_one_word_of_a_result_says_nothing_of_how_long_it_travels():
         them.moved(Moving("slow", second + 1, 5, is_result=True), 50.0 + second)
     assert them.arriving_s("quick") == 0.0 and them.arriving_s("slow") == 4.0
     assert them.arriving_s("nobody") == 0.0
+
+
+def test_a_copy_three_times_slower_than_expected_costs_the_others_little():
+    """It hands in with the others what it has done by then: nobody waits, and its work counts."""
+
+    def shares(slowed: bool) -> dict[str, float]:
+        """Of the time, that each device trains."""
+        worlds: list[World] = []
+
+        def rate(job: int, gang: tuple[str, ...]) -> float:
+            is_slow = slowed and gang[0] == "titan-rtx" and worlds and worlds[0].executor.now() > 60
+            return 20.0 * SPEEDS[gang[0]] / (3 if is_slow else 1)
+
+        world = make_world(make_mix([6000], 30.0), rate=rate, costs=Costs(start_s=1.0, sync_s=0.5))
+        worlds.append(world)
+        world.loop.train()
+        happened, started = world.journal.events, world.state.started
+        assert not any(isinstance(event, CopyLost) for event in happened)
+        busy_s = dict.fromkeys(SPEEDS, 0.0)
+        for event in happened:
+            if isinstance(event, CopyFinished):
+                busy_s[started[event.attempt].device] += event.train_s
+        return {device: seconds / world.executor.now() for device, seconds in busy_s.items()}
+
+    usual, slowed = shares(False), shares(True)
+    assert all(slowed[device] >= 0.98 * usual[device] for device in SPEEDS)
