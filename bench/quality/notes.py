@@ -22,12 +22,14 @@ training ends; the limit is the sum of their speeds, {limit}. Each cell: **merge
 steps, schedules of 1.25 and 1.6 times the steps are tried, and "never" is what fails at all three.
 `share` divides every step, exactly: its loss is unforked training's by construction, and its speed
 is the estimate that plans go by (`core/estimates/gangs.py`). `auto` is what a lone job gets that
-says nothing: shared steps to its end where they are nearly as fast as merging, else the first steps
-alone or shared, and then merges. Which devices' copies pay, how often they merge and who shares is
-asked of the product's own functions. Starts, steps and merges cost what they cost in real runs on
-the lab (`bench/results/costs.json`); on a slower link the bytes are added, of all copies' weights
-through the head's link for a merge, and of every member's gradients for a shared step. Losses are
-means over the seeds {seeds}."""
+says nothing: shared steps to its end where they have half the pace of merging (a bound that was
+chosen by these tables), else the first steps alone or shared, and then merges. Left out is that in
+a run the steps of the first slot are one device's, as nobody knows yet how large gradients are.
+Which devices' copies pay, how often they merge and who shares is asked of the product's own
+functions. Starts, steps and merges cost what they cost in real runs on the lab
+(`bench/results/costs.json`); on a slower link the bytes are added, of all copies' weights through
+the head's link for a merge, and of every member's gradients for a shared step. Losses are means
+over the seeds {seeds}."""
 
 PAPER_TABLE = """\
 The paper reports HadarE better on all five, by one run each of full-size models, without saying how

@@ -108,7 +108,7 @@ JOB_FIELDS = {
     "`merge` copies that train apart, `alone`, or `auto`: where that makes them shorter, "
     "steps of 0.1 s and more are shared by the devices of one node, and, while a job is not to be "
     "forked yet, by all that reach each other; so are all steps of a job that is the only one, if "
-    "that is nearly as fast as merging; other copies are merged.",
+    "that has half the pace of merging; other copies are merged.",
     "arrives_s": "It comes so many seconds after the start.",
     "preset": "`paper` is the paper's model and data, `tiny` a small one on synthetic data.",
     "args": "Arguments of the script: a list of words and numbers, or one line as in a shell.",

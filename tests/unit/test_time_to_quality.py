@@ -54,7 +54,7 @@ def test_shared_steps_pay_for_the_bytes_of_a_link():
 
 # -- when a loss is reached ----------------------------------------------------------------------
 
-MERGED = Lab(COSTS, Link("wire", 12.5e6), STEPS_OF)  # too slow for gradients, not for merges
+MERGED = Lab(COSTS, Link("wire", 9e6), STEPS_OF)  # too slow for gradients, not for merges
 
 
 def measured(case: Case, folder: Path, curves: dict[float, tuple[tuple[int, float], ...]]) -> Gain:

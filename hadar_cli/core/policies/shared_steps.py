@@ -3,8 +3,8 @@
 A shared step is exact and costs an exchange of gradients; merged copies cost quality early in
 training, which is why a job begins with steps that merging must not divide: its solo phase. So the
 devices that would idle meanwhile share these, where they reach each other and are faster so. After
-it, the devices of one node share steps, as the paper's copy is a node, and nodes are merged. Where
-a job is the only one and sharing all of its steps is nearly as fast as merging, it is not merged.
+it, the devices of one node share steps, as the paper's copy is a node, and nodes are merged. A job
+that is the only one is not merged where sharing all of its steps has half the pace of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hadar_cli.core.policies.port import JobView, Stint
 # is known of an exchange before the first one promises more than processes on busy cores keep.
 LEAST_STEP_S = 0.1
 # Of the pace of merged copies: so much may be given to be exact (docs/quality.md).
-EXACT = 0.6
+EXACT = 0.5
 _MOST = 16  # devices that are weighed for it, the fastest
 
 
