@@ -22,7 +22,7 @@ from hadar_cli.core import events
 from hadar_cli.runs.store import find_run, read_journal
 from tests.support.lab import Lab, running
 
-STEPS = 320
+STEPS = 480
 SCRIPT = """
 import torch
 from torch import nn
@@ -66,7 +66,7 @@ with training(model, optimizer, scheduler, evaluate=evaluate) as t:
 """.replace("STEPS", str(STEPS))
 MIX = """
 name: lone
-slot_s: 20
+slot_s: 10
 jobs:
   - {{script: train.py, name: lone, steps: {steps}, batch_size: 640, mode: {mode}}}
 """
