@@ -29,7 +29,7 @@ Which devices' copies pay, how often they merge and who shares is asked of the p
 functions. Starts, steps and merges cost what they cost in real runs on the lab
 (`bench/results/costs.json`); on a slower link the bytes are added, of all copies' weights through
 the head's link for a merge, and of every member's gradients for a shared step. Losses are means
-over the seeds {seeds}."""
+over the seeds {seeds}, or over as many of them as a number in brackets says."""
 
 PAPER_TABLE = """\
 The paper reports HadarE better on all five, by one run each of full-size models, without saying how

@@ -141,12 +141,14 @@ def train_for(
         train(sorted(tasks, key=lambda task: task.seed))
 
 
-def table(gains: Mapping[Case, Gain]) -> str:
-    """A row for each workload and rate, a column for each link."""
+def table(gains: Mapping[Case, Gain], seeds: int) -> str:
+    """A row for each workload and rate, a column for each link; with how many seeds a merged
+    training was judged by, where fewer than these."""
     rows: dict[tuple[str, float], list[str]] = {}
     for case, found in gains.items():
         told = (found.merge, found.share, found.auto)
         cell = " / ".join(map(_times, told))
+        cell += f" ({found.seeds})" if 0 < found.seeds < seeds else ""
         rows.setdefault((case.workload, case.base_lr), []).append(cell)
     names = {row: f"{CATALOG[row[0]].short}, rate x {row[1]:g}" for row in rows}
     lines = [["", *(link.name for link in LINKS)], ["---"] * (1 + len(LINKS))]

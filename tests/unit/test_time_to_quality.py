@@ -135,7 +135,8 @@ def test_the_table_says_what_is_not_known_and_what_never_comes(case):
         case: Gain(None, 1.5, None, None, 0),
         replace(case, link=LAN): Gain(0.0, 2.25, 2.25, 1.1, 5),
     }
-    assert "| MM, rate x 1 | - / 1.50 / - | never / 2.25 / 2.25 |" in table(gains)
+    assert "| MM, rate x 1 | - / 1.50 / - | never / 2.25 / 2.25 |" in table(gains, 5)
+    assert "| - / 1.50 / - | never / 2.25 / 2.25 (5) |" in table(gains, 6)
     assert "LAN 2 x or more: 1 of 1; 100 Mb/s 1.6 x or more: 0 of 1" in verdict(
         {**gains, replace(case, link=LINKS[2]): gains[case]}
     )
