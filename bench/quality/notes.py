@@ -34,7 +34,7 @@ reached in as many steps, with longer schedules yet to be tried.
 
 The estimate flatters shared steps: on the lab, five processes on two cores (`python -m bench --only
 lone`, quiet: a small transformer, 480 steps of 0.15 s, slots of 10 s), one device took 78.2 s,
-merged copies 54.3 s, and `auto` 57.6 s, its first 20 s alone, then shared; all three ended with the
+merged copies 54.3 s, and `auto` 57.6 s, its first slot alone, then shared; all three ended with the
 same held-out loss (1.629, 1.628, 1.629). The wires were not emulated beside these figures."""
 
 PAPER_TABLE = """\
