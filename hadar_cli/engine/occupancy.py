@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from hadar_cli.core.events import CopyStarted
 from hadar_cli.core.state import JobState, RunState
-from hadar_cli.engine.ports import CopyOrder
+from hadar_cli.engine.ports import CopyOrder, Progressed
 
 _FIRST_START_COST_S = 2.5  # of a cold copy, until one has been measured
 _MOST_FAILURES = 5  # in a row, on one device
 _NEWEST = 0.3  # weight of the newest start among all so far
+_TELLING_S = 1.0  # of training, before a copy's own speed tells anything
 
 
 class Occupancy:
@@ -45,6 +46,8 @@ class Occupancy:
         self.failures: dict[str, list[int]] = {}
         #: attempt under way -> steps it has told of
         self.progress: dict[str, int] = {}
+        #: attempt under way -> its own steps a second, and when it told of them
+        self.told_rates: dict[str, tuple[float, float]] = {}
         self.start_cost_s = _FIRST_START_COST_S  # of a copy whose process is not there yet
 
     def hold(self, order: CopyOrder) -> None:
@@ -67,6 +70,7 @@ class Occupancy:
     def free(self, attempt: str) -> tuple[str, ...]:
         """Takes the attempt off its devices, which go on with what was sent ahead, if anything."""
         self.progress.pop(attempt, None)
+        self.told_rates.pop(attempt, None)
         self.late.discard(attempt)
         self.rounded.discard(attempt)
         if self.training.pop(attempt, None) is not None:
@@ -113,6 +117,12 @@ class Occupancy:
         """The copies that train now."""
         return [self._state.started[attempt] for attempt in self.training]
 
+    def hear(self, told: Progressed, now: float) -> None:
+        """How far a copy is; after a while also how fast, which speeds know once it hands in."""
+        self.progress[told.attempt] = told.steps
+        if told.seconds >= _TELLING_S and told.steps:
+            self.told_rates[told.attempt] = told.steps / told.seconds, now
+
     def steps(self) -> dict[int, int]:
         """How far the gangs have told to be."""
         return {job: self.progress.get(attempt, 0) for attempt, job in self.training.items()}
@@ -153,3 +163,4 @@ class Occupancy:
         assert self.late <= active, "nobody waits for a copy that is over"
         assert self.rounded <= active, "a copy that is over is yet to hand in"
         assert self.progress.keys() <= active | side_tasks, "a copy that is over goes on"
+        assert self.told_rates.keys() <= self.progress.keys(), "a copy was fast, but got nowhere"

@@ -126,7 +126,7 @@ class ReportHandler:
             case Moving():
                 self.meetings.moved(report, self.executor.now())
             case Progressed():
-                self.held.progress[report.attempt] = report.steps
+                self.held.hear(report, self.executor.now())
                 self.observer.progressed(report)
             case _ if copy.job in self.held.merging and copy.purpose == events.TRAIN:
                 self._waiting.setdefault(copy.job, []).append(report)

@@ -17,6 +17,8 @@ from hadar_cli.core.state import JobState, RunState
 from hadar_cli.engine.meetings import Meetings
 from hadar_cli.engine.occupancy import Occupancy
 
+_FRESH_S = 5.0  # that a copy is taken to have gone on since it last told
+
 
 class Views:
     """Makes the views of one run."""
@@ -77,7 +79,7 @@ class Views:
         """How long each device that trains will be busy with its order, ``most_s`` at most."""
         busy_s: dict[str, float] = {}
         for copy in self._occupancy.copies():
-            rate = self._rates.gang(copy.job, copy.devices)
+            rate, _ = self._pace(copy)
             left = copy.quota - self.steps_by(copy, 0.0)
             is_late = copy.attempt in self._occupancy.late
             lasts_s = min(most_s, left / rate) if rate and not is_late else most_s
@@ -174,6 +176,12 @@ class Views:
 
     def steps_by(self, copy: CopyStarted, later_s: float) -> int:
         """What a copy will have done of its order then; by its rate, if it has told nothing yet."""
-        rate, told = self._rates.gang(copy.job, copy.devices), self._occupancy.progress
-        done = told.get(copy.attempt, rate * (self._clock() - copy.t))
-        return min(copy.quota, int(done + rate * later_s))
+        now, done = self._clock(), self._occupancy.progress.get(copy.attempt)
+        rate, told_at = self._pace(copy)
+        since_s = now - copy.t if done is None else min(now - told_at, _FRESH_S)
+        return min(copy.quota, int((done or 0) + rate * (later_s + since_s)))
+
+    def _pace(self, copy: CopyStarted) -> tuple[float, float]:
+        """Steps a second, as it told itself or as devices are known, and from when on."""
+        known = self._rates.gang(copy.job, copy.devices), self._clock()
+        return self._occupancy.told_rates.get(copy.attempt, known)

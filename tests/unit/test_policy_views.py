@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from hadar_cli.core.estimates.suitability import Suitability
+from hadar_cli.core.estimates.throughput import RateModel
+from hadar_cli.core.events import CopyStarted
 from hadar_cli.core.job_state import JobState
-from hadar_cli.core.model import Mix, PolicyChoice
+from hadar_cli.core.model import Device, Job, MergeRules, Mix, PolicyChoice
 from hadar_cli.core.policies.port import ClusterView, Policy, Stint
 from hadar_cli.core.state import RunState
-from hadar_cli.engine.ports import Observer
+from hadar_cli.engine.meetings import Meetings
+from hadar_cli.engine.occupancy import Occupancy
+from hadar_cli.engine.ports import Observer, Progressed
+from hadar_cli.engine.views import Views
 from hadar_cli.policies import create
 from hadar_cli.simulation.executor import Costs, SimulatedExecutor
 from hadar_cli.simulation.scenario import run_rounds
@@ -99,3 +105,30 @@ def test_no_attribute_of_the_queue_leads_to_the_state() -> None:
 
     events_of(make_mix([500], slot_s=60.0), Looks())
     assert "JobReader" in seen
+
+
+def test_a_copy_that_tells_how_fast_it_is_is_reckoned_with_by_that():
+    """Before its first hand-in speeds are guesses; plans of the next slot are made by then."""
+    mix, device = Mix("m", (Job(0, "job", 10_000, batch_size=8),)), Device("x", "x", 0, None, None)
+    state, now = RunState(mix.jobs), 0.0
+    suitability, rates = Suitability([device], state), RateModel(mix.jobs, [device])
+    held, meetings = Occupancy(["x"], state), Meetings(MergeRules(), 10.0)
+    views = Views(mix, suitability, state, rates, held, meetings, lambda: now, forks=True)
+    copy = CopyStarted(0.0, "a", 0, 1, "x", 1, 0, ((0, 10_000),))
+    state.apply(copy)
+    held.busy["x"] = "a"
+    held.training["a"] = 0
+    guess = rates.rate(0, "x")
+    now = 2.0
+    assert views.steps_by(copy, 1.0) == int(3.0 * guess)
+    held.hear(Progressed("a", 5, 0.3), now)  # a start says little
+    assert views.steps_by(copy, 1.0) == int(5 + guess)
+    held.hear(Progressed("a", 3000, 1.5), now)
+    now = 2.5
+    assert views.steps_by(copy, 1.0) == 3000 + 1.5 * 2000
+    assert views.busy_s(60.0) == {"x": (10_000 - 4000) / 2000}
+    now = 1000.0
+    assert views.steps_by(copy, 0.0) == 10_000, "no more than it was given"
+    held.hear(Progressed("a", 3500, 350.0), now)
+    now += 600.0
+    assert views.steps_by(copy, 0.0) == 3500 + 5 * 10, "it may hang"
