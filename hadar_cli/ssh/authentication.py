@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,7 @@ def _open_agent(endpoint: Endpoint, refusals: list[str]) -> _Agent | None:
 def _identities(
     endpoint: Endpoint, agent: _Agent | None, refusals: list[str]
 ) -> Iterator[Identity]:
-    held = dict(_keys_of(agent)) if agent else {}
+    held: dict[bytes, paramiko.AgentKey] = dict(_keys_of(agent)) if agent else {}
     for path in endpoint.identity_files:
         if not path.is_file():
             continue
@@ -129,17 +129,18 @@ def _identities(
         except _KEY_ERRORS as error:
             # Encrypted, or the public half of a key that never leaves its agent.
             key = held.pop(_public_blob(path), None)
-            found = [Identity(key)] if key else []
+            found = list(_with_certificates(key, _certificates(path, endpoint))) if key else []
             if not found:
                 refusals.append(f"{path}: {error}")
         for identity in found:
             held.pop(identity.key.asbytes(), None)
         yield from found
     if not endpoint.identities_only:
-        yield from (Identity(key) for key in held.values())
+        for key in held.values():
+            yield from _with_certificates(key, endpoint.certificate_files)
 
 
-def _keys_of(agent: _Agent) -> Iterator[tuple[bytes, paramiko.PKey]]:
+def _keys_of(agent: _Agent) -> Iterator[tuple[bytes, paramiko.AgentKey]]:
     for key in agent.get_keys():
         if "-cert-" in key.name:
             certificate = PublicBlob.from_message(paramiko.Message(key.blob))
@@ -147,12 +148,28 @@ def _keys_of(agent: _Agent) -> Iterator[tuple[bytes, paramiko.PKey]]:
         yield key.blob, key
 
 
+def _with_certificates(key: paramiko.AgentKey, certificates: Iterable[Path]) -> Iterator[Identity]:
+    """An agent's key with those of the certificates that are its own, and as the agent has it."""
+    for certificate in certificates:
+        if certificate.is_file() and _certifies(certificate, key.blob):
+            certified = paramiko.AgentKey(key.agent, key.blob, key.comment)
+            public = PublicBlob.from_file(str(certificate))
+            certified.public_blob = public  # type: ignore[assignment]
+            yield Identity(certified, certificate=certificate)
+    yield Identity(key)
+
+
+def _certificates(path: Path, endpoint: Endpoint) -> tuple[Path, ...]:
+    """Files that may certify the key of this one."""
+    return (path.with_name(f"{path.name}-cert.pub"), *endpoint.certificate_files)
+
+
 def _from_file(path: Path, endpoint: Endpoint) -> Iterator[Identity]:
     """The key with each of its certificates, and by itself."""
     key = _read_key(path)
     key.public_blob = None
-    for certificate in (path.with_name(f"{path.name}-cert.pub"), *endpoint.certificate_files):
-        if certificate.is_file() and _certifies(certificate, key):
+    for certificate in _certificates(path, endpoint):
+        if certificate.is_file() and _certifies(certificate, key.asbytes()):
             certified = _read_key(path)
             certified.load_certificate(str(certificate))
             yield Identity(certified, path, certificate)
@@ -173,9 +190,9 @@ def _read_key(path: Path) -> paramiko.PKey:
     return kind.from_private_key(file)
 
 
-def _certifies(path: Path, key: paramiko.PKey) -> bool:
+def _certifies(path: Path, key: bytes) -> bool:
     certificate = certificates.read(PublicBlob.from_file(str(path)).key_blob)
-    return certificate is not None and certificate.key == key.asbytes()
+    return certificate is not None and certificate.key == key
 
 
 def _public_blob(path: Path) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -23,10 +24,12 @@ from hadar_cli.errors import InputError
 from hadar_cli.node.contract import SSH_CONFIG
 
 OWN_KNOWN_HOSTS = Path("~/.config/hadar/known_hosts")
+KEY_TOKENS = "HIKft"  # of KnownHostsCommand: they change with the key that is looked for
 _KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 _LONGEST_CHAIN = 8
-_TOKEN = re.compile(r"%(.?)")
+TOKEN = re.compile(r"%(.?)")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_HASH = re.compile(r"[0-9a-f]{40}")
 _ONE_WORD = re.compile(r"[\w.:@%+-]*")
 
 
@@ -47,6 +50,7 @@ class Endpoint:
     identities_only: bool = False  # the agent is asked for these identities and no others
     agent_socket: str | None = field(default_factory=lambda: os.environ.get("SSH_AUTH_SOCK"))
     revoked_keys: Path | None = None
+    known_hosts_command: tuple[str, ...] = ()  # tells more of known_hosts, key by key
     key_algorithms: tuple[str, ...] = ()  # HostKeyAlgorithms, by which a host key is asked for
 
     @property
@@ -86,10 +90,13 @@ def _endpoint(
         value = own.get(key) or next(iter(config.get(key, ())), default)
         return "" if value.lower() == "none" else value
 
-    host, jump, alias = first("hostname", name), first("proxyjump"), first("hostkeyalias")
+    host, alias = first("hostname", name), first("hostkeyalias")
     user, port = first("user") or getpass.getuser(), int(first("port", "22"))
     tokens = {"%": "%", "h": host, "n": name, "p": str(port), "r": user}
+    jump = _expand(first("proxyjump"), tokens, TOKEN)
     every_token = {**tokens, **_local_tokens(), "k": alias or host, "j": jump}
+    if _HASH.fullmatch(mixed := first("controlpath")):
+        every_token["C"] = mixed
 
     def paths(key: str, default: Sequence[str] = ()) -> list[Path]:
         named = [name for name in config.get(key, default) if name.lower() != "none"]
@@ -110,6 +117,9 @@ def _endpoint(
         identities_only=first("identitiesonly") == "yes",
         agent_socket=_agent_socket(first("identityagent", "SSH_AUTH_SOCK")),
         revoked_keys=next(iter(paths("revokedhostkeys")), None),
+        known_hosts_command=()
+        if known_hosts
+        else _known_hosts_command(first("knownhostscommand"), every_token),
         key_algorithms=tuple(first("hostkeyalgorithms").split(",")),
     )
 
@@ -134,7 +144,7 @@ def _ask_ssh(host: str, own: Mapping[str, str]) -> dict[str, list[str]]:
     if not ssh:
         return {}
     other = os.environ.get(SSH_CONFIG)
-    words = [ssh, *(["-F", other] if other else []), "-G"]
+    words = [ssh, *(["-F", other] if other else []), "-G", "-o", "ControlPath=%C"]  # tells %C
     for flag, value in (("-l", own.get("user")), ("-p", own.get("port"))):
         words += [flag, value] if value else []  # as "Match user" and tokens go by them
     try:
@@ -174,7 +184,7 @@ def _expand(text: str, tokens: Mapping[str, str | None], pattern: re.Pattern[str
 
 
 def _path(name: str, tokens: Mapping[str, str]) -> Path:
-    return Path(_expand(_expand(name, tokens, _TOKEN), os.environ, _VARIABLE)).expanduser()
+    return Path(_expand(_expand(name, tokens, TOKEN), os.environ, _VARIABLE)).expanduser()
 
 
 def _local_tokens() -> dict[str, str]:
@@ -185,13 +195,20 @@ def _local_tokens() -> dict[str, str]:
 
 def _proxy_command(command: str, tokens: Mapping[str, str]) -> str | None:
     """A shell reads it, so that what is put into it must be one word there."""
-    for token in _TOKEN.findall(command):
+    for token in TOKEN.findall(command):
         if not _ONE_WORD.fullmatch(tokens.get(token, "")):
             raise InputError(
                 f"{tokens[token]!r} cannot be put into ProxyCommand {command!r}",
                 fix="use names of letters, digits and . _ - + @ : only",
             )
-    return _expand(command, tokens, _TOKEN) or None
+    return _expand(command, tokens, TOKEN) or None
+
+
+def _known_hosts_command(command: str, tokens: Mapping[str, str]) -> tuple[str, ...]:
+    """Its words, with what is known of them before the host shows a key."""
+    later = {"%": "%%", **{token: f"%{token}" for token in KEY_TOKENS}}
+    words = (_expand(word, os.environ, _VARIABLE) for word in shlex.split(command))
+    return tuple(_expand(word, {**tokens, **later}, TOKEN) for word in words)
 
 
 def _agent_socket(named: str) -> str | None:

@@ -14,8 +14,8 @@ import paramiko
 
 from hadar_cli.errors import RefusedError
 from hadar_cli.ssh import certificates
-from hadar_cli.ssh.endpoints import Endpoint
-from hadar_cli.ssh.known_hosts import KnownKey, is_in_list, known_keys
+from hadar_cli.ssh.endpoints import KEY_TOKENS, TOKEN, Endpoint
+from hadar_cli.ssh.known_hosts import KnownKey, ask_command, is_in_list, known_keys
 
 _CERTIFIED = "-cert-v01@openssh.com"
 
@@ -56,17 +56,32 @@ def _fingerprint(blob: bytes) -> str:
     return "SHA256:" + digest.rstrip("=")
 
 
-def trust_in(endpoint: Endpoint) -> Trust:
-    """A pin decides alone; otherwise known_hosts does, as it does for ssh."""
+def trust_in(endpoint: Endpoint, shown: paramiko.PKey | None = None) -> Trust:
+    """A pin decides alone; otherwise known_hosts does, as it does for ssh. KnownHostsCommand is
+    asked twice: before a key is shown, and what it says of that one."""
     if endpoint.host_key:
         return Trust((_read_pin(endpoint.host_key),))
     # The name without its port is looked at second, and not at all under an alias.
     names = dict.fromkeys([endpoint.known_as] if endpoint.key_alias else _names(endpoint))
     trust = None
     for name in reversed(names):
-        trust = _trust(known_keys(name, endpoint.known_hosts), trust)
+        known = known_keys(name, endpoint.known_hosts)
+        if endpoint.known_hosts_command and name == endpoint.known_as:
+            known += ask_command(_with_key(endpoint.known_hosts_command, name, shown), name)
+        trust = _trust(known, trust)
     assert trust
     return trust
+
+
+def _with_key(words: Sequence[str], name: str, shown: paramiko.PKey | None) -> list[str]:
+    """The words of KnownHostsCommand, for a key or for none yet."""
+    values = ["ORDER", "NONE", "NONE", "NONE"]
+    if shown:
+        blob = shown.public_blob.key_blob if shown.public_blob else shown.asbytes()
+        kind = paramiko.Message(blob).get_text()
+        values = ["HOSTNAME", base64.b64encode(blob).decode(), fingerprint(shown), kind]
+    tokens = {"%": "%", **dict(zip(KEY_TOKENS, [name, *values], strict=True))}
+    return [TOKEN.sub(lambda found: tokens[found[1]], word) for word in words]
 
 
 def _names(endpoint: Endpoint) -> list[str]:

@@ -8,13 +8,16 @@ import hashlib
 import hmac
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hadar_cli.nodes.wire import LinkLostError
+
 _MARKERS = {"@cert-authority", "@revoked"}
 _CERTIFIED = "-cert-v01@openssh.com"
+_COMMAND_S = 15.0
 # How many fields a key of each kind has, its name included.
 _FIELDS = {
     "ssh-ed25519": 2,
@@ -43,6 +46,25 @@ def known_keys(name: str, paths: Iterable[Path]) -> list[KnownKey]:
             lines = path.read_bytes().decode(errors="replace").split("\n")
             found += [key for names, key in _read(lines) if matches(name, names)]
     return found
+
+
+def ask_command(words: Sequence[str], name: str) -> list[KnownKey]:
+    """What KnownHostsCommand says about a name. Where it fails, nobody knows whom to trust."""
+    try:
+        asked = subprocess.run(
+            words,
+            capture_output=True,
+            timeout=_COMMAND_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LinkLostError(f"KnownHostsCommand {words[0]}: {error}") from error
+    if asked.returncode:
+        said = asked.stderr.decode(errors="replace").strip()[-300:]
+        raise LinkLostError(f"KnownHostsCommand {words[0]} ended with {asked.returncode}: {said}")
+    lines = asked.stdout.decode(errors="replace").split("\n")
+    return [key for names, key in _read(lines) if matches(name, names)]
 
 
 def is_in_list(blob: bytes, path: Path) -> bool:

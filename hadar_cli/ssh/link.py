@@ -64,6 +64,8 @@ class _KnownKeysOnly(paramiko.MissingHostKeyPolicy):
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
+        if self.endpoint.known_hosts_command:
+            self.trust = host_keys.trust_in(self.endpoint, key)
         host_keys.check(self.endpoint, key, self.trust)
         self.checked = key
 

@@ -289,6 +289,28 @@ Host fermi
     assert endpoint_of(replace(fermi, proxy_jump="none")).via is None
 
 
+def test_tokens_in_a_jump_are_of_the_node_behind_it(nodes, tmp_path, monkeypatch):
+    gate, node = nodes
+    config = tmp_path / "config"
+    config.write_text(f"""
+Host fermi-gate
+    HostName {gate.host}
+    Port {gate.port}
+Host fermi
+    HostName {node.host}
+    ProxyJump %r@%n-gate
+""")
+    monkeypatch.setenv("HADAR_SSH_CONFIG", str(config))
+    endpoint = endpoint_of(replace(node, host="fermi", user="ada"))
+    assert endpoint.via
+    assert (endpoint.via.host, endpoint.via.port, endpoint.via.user) == (
+        gate.host,
+        gate.port,
+        "ada",
+    )
+    knock(replace(node, host="fermi"))
+
+
 # -- files ---------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from hadar_cli.config.inventory import read_nodes
 from hadar_cli.core.model import Node
 from hadar_cli.errors import RefusedError
 from hadar_cli.nodes.remote import RemoteAccess
+from hadar_cli.nodes.wire import LinkLostError
 from hadar_cli.ssh.endpoints import endpoint_of
 from hadar_cli.ssh.link import SshLink
 from hadar_cli.ssh.transport import SshTransport
@@ -68,7 +69,7 @@ class Site:
         try:
             with SshLink(endpoint_of(node or self.node), login=False) as link:
                 link.open()
-        except RefusedError:
+        except (RefusedError, LinkLostError):
             assert by_ssh.returncode, "ssh takes it"
             raise
         assert by_ssh.returncode == 0, by_ssh.stderr
@@ -147,6 +148,61 @@ def test_an_alias_has_a_name_of_its_own(site, stranger, tmp_path, monkeypatch):
     site.knock(f"lab-box {site.server.host_key()}", f"{site.name} {stranger}", node=node)
     with pytest.raises(RefusedError, match="lab-box is not known"):
         site.knock(f"{site.name} {site.server.host_key()}", node=node)
+
+
+# -- a command that tells ------------------------------------------------------------------------
+
+
+def test_a_command_tells_what_is_known(site, stranger, tmp_path, monkeypatch):
+    """As sssd's does, for labs that keep their host keys in a directory (FreeIPA)."""
+    told, config = tmp_path / "what the directory says", tmp_path / "config"
+    tell = tmp_path / "tell"
+    tell.write_text('#!/bin/sh\n[ "$1" = asked ] && grep -F -- "$2" "$TOLD"; exit "$ENDS"\n')
+    tell.chmod(0o755)
+    config.write_text(f'KnownHostsCommand "{tell}" asked "%H"\nGlobalKnownHostsFile none\n')
+    monkeypatch.setenv("HADAR_SSH_CONFIG", str(config))
+    monkeypatch.setenv("TOLD", str(told))
+    monkeypatch.setenv("ENDS", "0")
+    node = replace(site.node, known_hosts=None)
+    known = f"{site.name} {site.server.host_key()}"
+    told.write_text(f"{known}\n")
+    site.knock(node=node)
+    with pytest.raises(RefusedError, match="not known"):
+        SshLink(endpoint_of(site.node), login=False).open()  # the inventory's file decides alone
+    told.write_text(f"127.0.0.1 {site.server.host_key()}\n")
+    with pytest.raises(RefusedError, match="not known"):
+        site.knock(node=node)  # it is not asked again without the port
+    told.write_text(f"{site.name} {stranger}\n")
+    with pytest.raises(RefusedError, match="CHANGED"):
+        site.knock(node=node)
+    told.write_text(f"@revoked {known}\n{known}\n")
+    with pytest.raises(RefusedError, match="REVOKED"):
+        site.knock(node=node)
+    told.write_text(f"{known}\n")
+    monkeypatch.setenv("ENDS", "3")
+    with pytest.raises(LinkLostError, match="tell ended with 3"):
+        site.knock(node=node)
+
+
+def test_a_command_is_told_of_the_key_that_was_shown(site, tmp_path, monkeypatch):
+    tell, config = tmp_path / "tell", tmp_path / "config"
+    tell.write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n[ "$2" = NONE ] || echo "$5" "$2" "$3"\n')
+    tell.chmod(0o755)
+    config.write_text(f"KnownHostsCommand {tell} %I %t %K %f %H %%H %p\n")
+    monkeypatch.setenv("HADAR_SSH_CONFIG", str(config))
+    asked = []
+    for by in ("ssh", "hadar"):
+        monkeypatch.setenv("ASKED", str(tmp_path / by))
+        node = replace(site.node, known_hosts=None)
+        if by == "ssh":
+            assert subprocess.run(site._ssh(node), capture_output=True, check=False).returncode == 0
+        else:
+            with SshLink(endpoint_of(node), login=False) as link:
+                link.open()
+        asked.append(set((tmp_path / by).read_text().splitlines()))
+    by_ssh, by_hadar = ({line for line in lines if site.name in line} for lines in asked)
+    assert by_ssh == {line for line in by_hadar if not line.startswith("ORDER")}
+    assert any(line.startswith("HOSTNAME ssh-ed25519 AAAA") for line in by_hadar)
 
 
 # -- revoked -------------------------------------------------------------------------------------

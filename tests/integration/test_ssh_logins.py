@@ -1,6 +1,7 @@
 """Logins as ssh does them: identities, agents, tokens and proxies that people have set up."""
 
 import base64
+import json
 import os
 import shutil
 import signal
@@ -161,6 +162,16 @@ def security_key_file() -> str:
     return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}-----END OPENSSH PRIVATE KEY-----\n"
 
 
+def test_a_hash_of_all_of_it_names_a_key(lab, node, tmp_path, monkeypatch):
+    """``%C``, which people have of their ControlPath."""
+    words = ["ssh", "-F", "none", "-G", "-o", "ControlPath=%C", "-p", str(node.port)]
+    told = subprocess.run([*words, node.host], capture_output=True, text=True, check=True).stdout
+    mixed = next(line.split()[1] for line in told.splitlines() if line.startswith("controlpath "))
+    key = own_key(lab, tmp_path / "keys" / mixed)
+    configure(tmp_path, monkeypatch, f"IdentityFile {key.parent}/%C", "ControlPath ~/of-%r")
+    assert str(key) in log_in(node)
+
+
 def test_an_unknown_token_is_told(node, tmp_path, monkeypatch):
     configure(tmp_path, monkeypatch, "IdentityFile /nowhere/%q")
     with pytest.raises(InputError, match="%q"):
@@ -292,6 +303,46 @@ def test_a_certificate_in_the_agent(lab, node, agent, tmp_path, monkeypatch):
         assert "agent" in log_in(node)
     finally:
         lab.configure(lab.nodes[0].name)
+
+
+@pytest.mark.parametrize("where", ["beside the locked key", "in ssh_config", "to a key by name"])
+def test_a_certificate_in_a_file_for_a_key_in_the_agent(
+    lab, node, agent, tmp_path, monkeypatch, where
+):
+    """As step-ca and Vault leave it: they sign for a day what the agent holds for longer."""
+    make_key(tmp_path / "ca")
+    [key] = strangers(tmp_path, 1)
+    add(agent, key)
+    sign = ["ssh-keygen", "-q", "-s", str(tmp_path / "ca"), "-I", "me", "-n", node.user]
+    subprocess.run([*sign, f"{key}.pub"], check=True)
+    certificate = tmp_path / "stranger0-cert.pub"
+    settings = [f"IdentityAgent {json.dumps(agent)}"]
+    if where == "beside the locked key":
+        subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(key)], check=True)
+        settings += [f"IdentityFile {key}", "IdentitiesOnly yes"]
+    else:
+        certificate = certificate.rename(tmp_path / "of today.pub")
+        settings += [f'CertificateFile "{certificate}"']
+        if where == "to a key by name":
+            settings += [f"IdentityFile {key}.pub", "IdentitiesOnly yes"]
+        key.unlink()
+    configure(tmp_path, monkeypatch, *settings)
+    lab.configure(lab.nodes[0].name, TrustedUserCAKeys=f'"{tmp_path / "ca.pub"}"')
+    try:
+        assert log_in_by_ssh(lab, node) == 0
+        assert "certified" in log_in(node)
+        access = RemoteAccess(node, SshTransport(node))
+        assert access.open_bulk("transfer")
+        access.close()
+    finally:
+        lab.configure(lab.nodes[0].name)
+
+
+def log_in_by_ssh(lab: Lab, node: Node) -> int:
+    """The exit code of ssh itself, with the same file."""
+    words = ["ssh", "-F", os.environ["HADAR_SSH_CONFIG"], "-oBatchMode=yes"]
+    words += [f"-oUserKnownHostsFile={lab.known_hosts}", "-p", str(node.port)]
+    return subprocess.run([*words, node.host, "true"], capture_output=True, check=False).returncode
 
 
 def test_an_agent_that_is_gone_is_told(node, tmp_path, monkeypatch):
