@@ -2,16 +2,22 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from hadar_cli.node.agent import supervisor
+from hadar_cli.node.agent.nursery import Nursery
 from hadar_cli.node.agent.supervisor import LEAVING, WorkerSpec, _hold_device, _limits
+from hadar_cli.node.agent.watch import AttemptWatch
 from hadar_cli.node.agent_events import Progress, WorkerEnd
 from hadar_cli.node.contract import AttemptFiles, Order
 from hadar_cli.node.gpus.cards import CardLock
@@ -110,10 +116,10 @@ def test_an_order_sent_ahead_waits_for_the_one_before_it_to_be_saved(limits, tmp
     assert ahead.are_passed(116.5)
 
 
-def test_what_stands_after_a_script_s_last_result_is_let_finish(tmp_path):
-    """A plain script has its result written before its ``atexit`` handlers run."""
-    files, orders = AttemptFiles(tmp_path / "attempt"), tmp_path / "worker" / "orders"
-    files.directory.mkdir()
+def worker_of(tmp_path: Path, script: str) -> tuple[AttemptFiles, subprocess.Popen[bytes]]:
+    """A supervisor and its worker, which does what ``script`` says."""
+    files, orders = AttemptFiles(tmp_path / "attempts" / "a"), tmp_path / "worker" / "orders"
+    files.directory.mkdir(parents=True)
     orders.mkdir(parents=True)
     order = Order(1, ((0, 1),), 60.0, result=files.result, progress=files.progress)
     order = replace(order, issued_at=time.monotonic())
@@ -127,26 +133,63 @@ from pathlib import Path
 from hadar_cli.node.agent import supervisor
 from hadar_cli.node.contract import Result
 
+here, result = Path({str(tmp_path)!r}), Path({str(files.result)!r})
 def script(spec, environment):
-    Result(steps=0).write(Path({str(files.result)!r}))
-    while not Path({str(tmp_path / "worker" / "stop")!r}).exists():
-        time.sleep(0.01)
-    time.sleep(0.5)
-    Path({str(tmp_path / "after")!r}).touch()
-    os._exit(0)
+{textwrap.indent(script, "    ")}
 
 spec = supervisor.WorkerSpec([], {{}}, ".", {str(lease)!r}, 60.0, "tag", "", "")
-supervisor.supervise(Path({str(tmp_path / "worker")!r}), spec, script)
+supervisor._TERM_GRACE_S = 3600.0
+supervisor.supervise(here / "worker", spec, script)
 """
-    process = subprocess.Popen([sys.executable, "-c", words])
-    while not files.result.exists():
+    return files, subprocess.Popen([sys.executable, "-c", words])
+
+
+def await_file(path: Path, process: subprocess.Popen[bytes]) -> None:
+    while not path.exists():
         assert process.poll() is None
         time.sleep(0.01)
+
+
+def test_what_stands_after_a_script_s_last_result_is_let_finish(tmp_path):
+    """A plain script has its result written before its ``atexit`` handlers run."""
+    script = """
+Result(steps=0).write(result)
+while not (here / "worker" / "stop").exists():
+    time.sleep(0.01)
+time.sleep(0.5)
+(here / "after").touch()
+os._exit(0)
+"""
+    files, process = worker_of(tmp_path, script)
+    await_file(files.result, process)
     (tmp_path / "worker" / LEAVING).touch()  # as the agent does, which collects it at once
     (tmp_path / "worker" / "stop").touch()
     assert process.wait(60) == 0
     assert json.loads((tmp_path / "worker" / "exit.json").read_text())["code"] == 0
     assert (tmp_path / "after").exists()
+
+
+def test_whoever_is_given_up_and_hears_no_signal_is_not_waited_for(tmp_path):
+    """A member of a gang that waits in the depths of a library for another, which is gone: its
+    device is wanted for the gang's next try."""
+    script = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(here / "deaf").touch()
+while True:
+    time.sleep(1.0)
+"""
+    files, process = worker_of(tmp_path, script)
+    await_file(tmp_path / "deaf", process)
+    watch = AttemptWatch(tmp_path, cast(Nursery, None))
+    watch.add("a", tmp_path / "worker")
+    watch.forget("a")
+    shutil.rmtree(files.directory)
+    (tmp_path / "worker" / "stop").touch()
+    try:
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+    assert json.loads((tmp_path / "worker" / "exit.json").read_text())["code"] == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("silent_s", [1.0, 100.0])

@@ -40,6 +40,9 @@ _GRACE_S = 5.0  # past an order's deadline, for saving
 _OTHERS_LEAVE_S = 5.0  # as long a device is waited for that its last worker has not left
 #: beside a worker's ``stop``: it has handed in its last, and may have more to do before it ends
 LEAVING = "leaving"
+#: the same: nobody wants what it has, as of a gang that has lost a member
+ABANDONED = "abandoned"
+_ABANDONED_GRACE_S = 1.0  # instead: it may wait for a lost member, and hear no signal
 _START_GRACE_S = 120.0  # past the first one's, for importing and reading data
 
 
@@ -195,7 +198,8 @@ def _watch(directory: Path, spec: WorkerSpec, lease: Lease, worker: _Worker) -> 
             if end is WorkerEnd.RELEASED and (directory / LEAVING).exists():
                 worker.wait(_LEAVES_S)
             worker.ask_to_leave()
-            worker.wait(_TERM_GRACE_S)
+            is_abandoned = (directory / ABANDONED).exists()
+            worker.wait(_ABANDONED_GRACE_S if is_abandoned else _TERM_GRACE_S)
             while end is WorkerEnd.RELEASED and worker.poll() is None and limits.may_hand_in():
                 time.sleep(_LOOK_EVERY_S)
             return end

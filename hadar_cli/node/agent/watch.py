@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from hadar_cli.node.agent import processes
 from hadar_cli.node.agent.nursery import Nursery
 from hadar_cli.node.agent.plain_files import open_plain, read_json
-from hadar_cli.node.agent.supervisor import LEAVING
+from hadar_cli.node.agent.supervisor import ABANDONED, LEAVING
 from hadar_cli.node.agent_events import Exited, Finished, Progress, WorkerEnd
 from hadar_cli.node.contract import AttemptFiles
 
@@ -43,7 +43,10 @@ class AttemptWatch:
         self._since[attempt] = time.monotonic()
 
     def forget(self, attempt: str) -> None:
-        self._active.pop(attempt, None)
+        """Without an end that was told, it is given up, and its worker with it."""
+        if directory := self._active.pop(attempt, None):
+            with suppress(OSError):
+                (directory / ABANDONED).touch()
 
     def events(self) -> list[tuple[str, Event]]:
         """What has happened to the attempts under way since the last look."""
