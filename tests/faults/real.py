@@ -24,7 +24,7 @@ from tests.faults.real_site import Site
 from tests.faults.sections import Findings, Size, section
 
 REAL = "real faults"
-AT_ONCE = 6
+AT_ONCE = 8
 _TRIES = 3
 _LONGEST_SHOWN = 20
 _MOST_MISSED = 0.1  # of the scenarios: faults that found nothing to strike, in all tries

@@ -8,6 +8,8 @@ import signal
 import subprocess
 from collections.abc import Callable
 
+from hadar_cli.core import events
+from hadar_cli.core.reasons import Absence
 from tests.faults.checker import demand
 from tests.faults.real_clocks import clocks
 from tests.faults.real_disks import disks
@@ -204,7 +206,7 @@ def machines() -> list[Scenario]:
         Scenario("no sftp", (), _options(Subsystem=""), _options(), was_used),
         Scenario("python missing", (), _python("/no/python"), proves=was_lost),
         Scenario("python old", (), _old_python, proves=was_lost),
-        Scenario("listed twice", (), _twice, proves=was_used),
+        Scenario("listed twice", (), _twice, proves=_took_turns),
         Scenario("shared home", (), _share_home, _part_homes, was_used),
     ]
 
@@ -240,6 +242,18 @@ def _old_python(site: Site) -> None:
 
 def _twice(site: Site) -> None:
     site.aliases["again"] = site.victim
+
+
+def _took_turns(run: RealRun) -> bool:
+    """Its two names are two devices of one lock: each waits for the other, and neither is lost."""
+    names = {run.site.victim, *run.site.aliases}
+    lost = [seen.event for seen in run.seen if isinstance(seen.event, events.DeviceLost)]
+    others = [event.why for event in lost if event.why and event.reason is not Absence.TURN]
+    demand(not others, f"I5: lost: {others}")
+    copies = [seen.event for seen in run.seen if isinstance(seen.event, events.CopyStarted)]
+    mine = {copy.attempt for copy in copies if copy.device in names}
+    merges = [seen.event for seen in run.seen if isinstance(seen.event, events.WeightsMerged)]
+    return any(mine & set(event.accepted) for event in merges)
 
 
 def _share_home(site: Site) -> None:

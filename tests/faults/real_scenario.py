@@ -30,6 +30,7 @@ class Scenario:
     large: bool = False  # large weights over a slow link
     gang: int = 0  # so many devices share the job's steps
     hole_mb: int = 0  # so large are checkpoints that take no room on a node's disk
+    takes_s: float = 0.0  # about so long, where its steps do not tell
 
     @property
     def bytes_per_s(self) -> float:
@@ -54,12 +55,15 @@ class Scenario:
         """More than are done while the faults last, or while a large checkpoint moves."""
         if self.hole_mb:
             return int((600 if self.hole_mb <= _GB else 250) * self.shape["every_s"])
-        return 200 + sum(250 + int(110 * fault.lasts_s) for fault in self.faults)
+        each = 180 if self.gang else 250  # its members train the same ones
+        return 200 + sum(each + int(110 * fault.lasts_s) for fault in self.faults)
 
     @property
     def length(self) -> float:
-        """How long it takes, beside the others: large weights slow every step of it down."""
-        return self.steps * (2 if self.large else 1)
+        """In seconds, about: large weights slow every step down, as gangs do; each fault takes a
+        while to strike and to mend."""
+        trains_s = self.steps / (50 if self.large else 80)
+        return max(self.takes_s, trains_s, sum(4 + fault.lasts_s for fault in self.faults))
 
 
 def was_used(run: RealRun) -> bool:

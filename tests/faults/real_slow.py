@@ -23,8 +23,10 @@ _ROOM = 7  # times as large a disk: the run's checkpoints, the nodes', and what 
 
 def slow_phases() -> list[Scenario]:
     return [
-        Scenario("steps, saves and evaluations longer than a slot", (), _slow, proves=_let),
-        Scenario("Ctrl-C with a slow save", (interrupt(),), _slow_save),
+        Scenario(
+            "steps, saves and evaluations longer than a slot", (), _slow, proves=_let, takes_s=35.0
+        ),
+        Scenario("Ctrl-C with a slow save", (interrupt(),), _slow_save, takes_s=25.0),
     ]
 
 
