@@ -39,6 +39,8 @@ class StepSet:
 
     def __or__(self, other: StepSet) -> StepSet:
         """The union of two disjoint sets."""
+        if not (self.ranges and other.ranges):
+            return self if self.ranges else other
         return StepSet.of(self.ranges + other.ranges)
 
     def __sub__(self, other: StepSet) -> StepSet:

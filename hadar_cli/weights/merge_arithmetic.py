@@ -202,19 +202,23 @@ class MergeArithmetic:
     # -- chunks ------------------------------------------------------------------------------
 
     def _chunks(self, tensors: Iterable[Tensor], file: int, place: int) -> Iterator[Array]:
-        """The merged bytes in order: made and written by threads, a few chunks ahead."""
+        """The merged bytes in order: made and written by threads, a few chunks ahead; where there
+        is one chunk only, without threads, which would cost more than it."""
+        divided = list(divide(tensors))
+        if len(divided) == 1:
+            yield from self._take(*self._chunk(divided[0], file, place))
+            return
         with ThreadPoolExecutor(THREADS) as pool:
             ahead: deque[Future[tuple[Array, Floats]]] = deque()
-            for pieces in divide(tensors):
+            for pieces in divided:
                 ahead.append(pool.submit(self._chunk, pieces, file, place))
                 place += sum(nbytes_of(piece) for piece in pieces)
                 if len(ahead) > 2 * THREADS:
-                    yield from self._take(ahead.popleft())
+                    yield from self._take(*ahead.popleft().result())
             while ahead:
-                yield from self._take(ahead.popleft())
+                yield from self._take(*ahead.popleft().result())
 
-    def _take(self, chunk: Future[tuple[Array, Floats]]) -> Iterator[Array]:
-        data, squares = chunk.result()
+    def _take(self, data: Array, squares: Floats) -> Iterator[Array]:
         self._squares += squares
         yield data
         assert data.base is not None
