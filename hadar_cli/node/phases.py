@@ -7,17 +7,19 @@ finish it, within what such a phase took before; a worker that hangs is still en
 from __future__ import annotations
 
 LOAD, EVALUATE, TRAIN, SAVE = "load", "evaluate", "train", "save"
-_UNMEASURED_S = {LOAD: 120.0, EVALUATE: 600.0, TRAIN: 120.0, SAVE: 120.0}
+_KNOWN = (LOAD, EVALUATE, TRAIN, SAVE)
+#: of a phase that never ended yet: a first step may compile, a first save may go to a slow disk
+UNMEASURED_S = 600.0
 _TIMES, _MORE_S = 3.0, 10.0  # of the longest so far
 _LONGEST_S = 86_400.0  # whatever a script says
 
 
 def allowance_s(phase: object, longest_s: object) -> float:
     """How long the phase may go on past its order's time; 0 where a script names no known one."""
-    if not isinstance(phase, str) or phase not in _UNMEASURED_S:
+    if not isinstance(phase, str) or phase not in _KNOWN:
         return 0.0
     if not isinstance(longest_s, int | float) or not 0 < longest_s < _LONGEST_S:
-        return _UNMEASURED_S[phase]
+        return UNMEASURED_S
     return _TIMES * longest_s + _MORE_S
 
 

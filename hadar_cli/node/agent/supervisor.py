@@ -30,7 +30,7 @@ from hadar_cli.node.agent_events import WorkerEnd
 from hadar_cli.node.contract import WORKER, Order, Result, write_atomically
 from hadar_cli.node.gpus.cards import CardLock, identity
 from hadar_cli.node.lease import Lease
-from hadar_cli.node.phases import allowance_s
+from hadar_cli.node.phases import UNMEASURED_S, allowance_s
 
 _LOOK_EVERY_S = 0.05
 _TERM_GRACE_S = 10.0  # between SIGTERM and SIGKILL
@@ -43,7 +43,7 @@ LEAVING = "leaving"
 #: the same: nobody wants what it has, as of a gang that has lost a member
 ABANDONED = "abandoned"
 _ABANDONED_GRACE_S = 1.0  # instead: it may wait for a lost member, and hear no signal
-_START_GRACE_S = 120.0  # past the first one's, for importing and reading data
+_START_GRACE_S = UNMEASURED_S  # past the first one's, for importing, building and reading data
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,6 @@ LEASE_S, LOOK_EVERY_S = 20.0, 1.0
 # Looks at which nothing new was heard of a node, which is asked at each of them. They are counted,
 # not timed: a head that slept itself has no reason to think its nodes dead.
 _SILENT, _DEAD_LINK, _GONE = 3, 7, 12
-_LATE_S = 150.0  # past its deadline: longer than the supervisor waits before it ends the copy
 _MOST_REFUSALS = 3  # of orders, in a row; a node that takes none is left until it can be opened
 _PROGRESS_EVERY_S = 0.1  # of one copy; what comes faster is passed over
 
@@ -291,7 +290,7 @@ class NodeSession:
 
     def _run(self, held: Held, assigned: Assignment, now: float) -> None:
         held.stage, held.warm = Stage.RUNNING, assigned.is_warm
-        held.late_at = now + held.order.seconds + _LATE_S
+        held.runs_from(now)
         self.workers.took(held)
         if held.is_abandoned:
             self._drop(held.order.attempt)
@@ -332,7 +331,7 @@ class NodeSession:
     def progressed(self, report: Progressed, now: float) -> None:
         held = self.held.get(report.attempt)
         if held and report.may_last_s:
-            held.is_at_work(now + held.order.seconds + report.may_last_s + _LATE_S)
+            held.is_at_work(now, report.may_last_s)
         if held and now > held.progressed_at + _PROGRESS_EVERY_S:
             held.progressed_at = now
             self._tell(report)

@@ -8,7 +8,10 @@ from enum import Enum
 
 from hadar_cli.engine.ports import CopyOrder, CopyResult
 from hadar_cli.node.agent_events import Finished
+from hadar_cli.node.phases import UNMEASURED_S
 
+_SAVING = 1.2  # times an order's time: with what a supervisor adds to it for saving
+_LATE_S = 30.0  # and then: the supervisor ends it before
 TRIES = 3  # to send an order or fetch a result, before the copy is given up
 
 
@@ -60,9 +63,14 @@ class Held:
         self.arrived = max(self.arrived, done)
         return True
 
-    def is_at_work(self, until: float) -> None:
-        """It has said what it is about: before then it is not late."""
+    def runs_from(self, now: float) -> None:
+        """It is late when it is past whatever its supervisor lets it have."""
+        self.late_at = now + _SAVING * self.order.seconds + UNMEASURED_S + _LATE_S
+
+    def is_at_work(self, now: float, may_last_s: float) -> None:
+        """It has said what it is about, which may go on for so long past its order's time."""
         if self.late_at is not None:
+            until = now + self.order.seconds + may_last_s + _LATE_S
             self.late_at = max(self.late_at, until)
 
     def validate(self, is_open: bool) -> None:
