@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from hadar_cli.nodes.wire import AgentError, LinkLostError, Message, SupersededError, Wire, said
+from hadar_cli.nodes.wire import LinkLostError, Message, Wire, raise_refusal, said
 
 # An agent with something to say about every device says some dozens of things a second.
 _BURST, _PER_S = 10_000, 1000
@@ -51,9 +51,7 @@ class AgentLink:
             self._waiting.pop(number, None)
         if message.get("lost"):
             raise LinkLostError(f"its agent ended: {self._why}")
-        if "error" in message:
-            kind = SupersededError if message.get("superseded") else AgentError
-            raise kind(said(message["error"]))
+        raise_refusal(message)
         return message
 
     def tell(self, do: str, **fields: Any) -> None:

@@ -17,7 +17,7 @@ from hadar_cli.node.files.outputs import list_outputs, out_folder
 from hadar_cli.node.files.workspace import make_workspace
 from hadar_cli.nodes.connection import PATIENCE_S, Listed, TellMoved, TellPrepared, ThroughAccess
 from hadar_cli.nodes.supply.outputs import MOST_FILES
-from hadar_cli.nodes.supply.placing import TellNow, place_job, prepare_venv
+from hadar_cli.nodes.supply.placing import TellNow, place_job, prepare_venv, require_data
 from hadar_cli.nodes.transfer import TransferSession
 from hadar_cli.nodes.wire import AgentError, LinkLostError, ProcessStream, Wire
 from hadar_cli.project.data import list_files
@@ -114,6 +114,7 @@ class LocalConnection(ThroughAccess[LocalAccess]):
 
     def prepare(self, job: Job, tell: TellPrepared) -> None:
         """Nothing has to be sent."""
+        require_data(job.launch, os.path.exists)
         if job.launch.venv:
             prepare_venv(job.launch.venv, self.make_venv, tell)
 

@@ -26,7 +26,7 @@ from hadar_cli.nodes.connection import (
 )
 from hadar_cli.nodes.supply.data_sender import DataSender
 from hadar_cli.nodes.supply.outputs import MOST_FILES, read_list
-from hadar_cli.nodes.supply.placing import TellNow, place_job, prepare_venv
+from hadar_cli.nodes.supply.placing import TellNow, place_job, prepare_venv, require_data
 from hadar_cli.nodes.transfer import TransferSession
 from hadar_cli.nodes.transfer_pool import TransferPool
 from hadar_cli.nodes.wire import AgentError, LinkLostError, Wire, said
@@ -193,11 +193,16 @@ class RemoteConnection(ThroughAccess[RemoteAccess]):
         def tell_read(done: int, total: int) -> None:
             tell("data", 0, 1, f"data, {done / 1e6:,.0f} of {total / 1e6:,.0f} MB read here")
 
+        require_data(job.launch, self._has)
         for path in job.launch.data:
             self._packer.data_set(Path(path), tell_read)
             self.send_data(Path(path), lambda done, total: tell("data", done, total, ""))
         if job.launch.venv:
             prepare_venv(job.launch.venv, self.make_venv, tell)
+
+    def _has(self, path: str) -> bool:
+        with self._session(0) as files:
+            return files.ask("look", path=path).get("there") is True
 
     def push(
         self,

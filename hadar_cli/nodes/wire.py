@@ -77,6 +77,13 @@ def read_as(message: object, kind: type[T]) -> T:
         raise AgentError(f"its answer makes no sense: {said(str(error))}") from error
 
 
+def raise_refusal(answer: Message) -> None:
+    """Raises what a node says no by, with the fix that it knows."""
+    if "error" in answer:
+        kind = SupersededError if answer.get("superseded") else AgentError
+        raise kind(said(answer["error"]), said(answer["fix"]) if "fix" in answer else None)
+
+
 class Stream(Protocol):
     """Two-way bytes. Raises LinkLostError where they stall or break."""
 
@@ -115,9 +122,7 @@ class Wire:
     def answer(self) -> Message:
         """The next message, raised if it is an error."""
         message = self.receive()
-        if "error" in message:
-            kind = SupersededError if message.get("superseded") else AgentError
-            raise kind(said(message["error"]))
+        raise_refusal(message)
         return message
 
     def receive_bytes(self, count: int) -> Iterator[bytes]:

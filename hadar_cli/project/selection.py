@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,11 +97,15 @@ def rule_that_keeps(source: Path, path: Path) -> tuple[str, str] | None:
 
 
 def _too_large(source: Path, walk: _Walk) -> InputError:
-    large = sorted(walk.files, key=lambda path: -path.stat().st_size)[:3]
-    named = ", ".join(f"{p.relative_to(source)} ({p.stat().st_size / 1e6:.0f} MB)" for p in large)
+    if walk.bytes > _LARGEST:
+        large = sorted(walk.files, key=lambda path: -path.stat().st_size)[:3]
+        named = [f"{p.relative_to(source)} ({p.stat().st_size / 1e6:,.0f} MB)" for p in large]
+    else:
+        full = Counter(path.parent for path in walk.files).most_common(3)
+        named = [f"{p.relative_to(source)}/ ({count:,} files)" for p, count in full]
     return InputError(
-        f"the project folder {source} holds {walk.bytes / 1e9:.1f} GB in {len(walk.files):,} files "
-        f"or more; the largest: {named}",
+        f"the project folder {source} holds {walk.bytes / 1e6:,.0f} MB in {len(walk.files):,} "
+        f"files or more; the largest: {', '.join(named)}",
         field="sync",
         fix="list data under 'data:', which is sent once, and name what nodes do not need in "
         ".hadarignore; or give a smaller folder as 'sync'",

@@ -19,6 +19,8 @@ class SshTransport:
         self._bulk: list[bulk.BulkStream] = []
 
     def open(self, command: str) -> ChannelStream:
+        if self._links and not self._links[-1].is_connected:
+            self.close()  # it was cut, and whoever else had a stream of it knows by now
         if not self._links:
             self._connect()
         try:

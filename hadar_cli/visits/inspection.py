@@ -11,7 +11,7 @@ from pathlib import Path
 from hadar_cli.core.availability import GpuUse, Unavailable, why_unavailable
 from hadar_cli.core.model import Node
 from hadar_cli.errors import HadarError, RefusedError
-from hadar_cli.nodes.wire import read_as
+from hadar_cli.nodes.wire import AgentError, read_as
 from hadar_cli.transports import check_request
 from hadar_cli.visits.links import Link, measure_links
 from hadar_cli.visits.visit import DEADLINE_S, Leftovers, Visit, on_all, visiting
@@ -270,6 +270,8 @@ def problem_of(error: Exception, stage: str) -> Problem:
         return Problem(
             what, "see whether the machine hangs or is overloaded; --timeout gives it longer"
         )
+    if isinstance(error, AgentError):
+        return Problem(str(error), error.fix or "it was reached, and says so itself")
     if isinstance(error, HadarError):
         return Problem(str(error), error.fix or _fix_for(error.__cause__))
     what = f"{type(error).__name__} while {stage}: {error}"

@@ -20,6 +20,7 @@ from hadar_cli.nodes.wire import Wire
 from hadar_cli.runs.store import RunFacts, RunStore
 from hadar_cli.visits.visit import tidy
 from tests.contract.test_executor import collect, order
+from tests.integration.test_adoption import wait_until
 from tests.support.lab import Lab, running
 
 LARGE = 24 << 20  # goes alone
@@ -160,6 +161,46 @@ def test_a_node_without_room_is_left_out_and_told_why(node, project, tmp_path, m
     failed = prepare(connect([node], store), [job], lambda report: None, lambda: None)
     assert "GB free" in failed[node.name]
     assert "hadar clean" in failed[node.name]
+
+
+@pytest.mark.parametrize("setup", [None, "true"])
+def test_data_that_should_lie_there_and_does_not_is_told_before_training(
+    node, project, setup, tmp_path
+):
+    """By each node for itself; what a ``setup`` will put there nobody can know yet."""
+    place = tmp_path / "on the node"
+    job = read_job(project)
+    job = replace(job, launch=replace(job.launch, data=(), data_dir=str(place), setup=setup))
+    here = Node("here", "local")
+    store = RunStore.create(tmp_path, RunFacts("r", Mix("m", (job,)), (node, here), "", ""))
+
+    def failed() -> dict[str, str]:
+        return prepare(connect([node, here], store), [job], lambda report: None, lambda: None)
+
+    told = {} if setup else dict.fromkeys((node.name, "here"), f"there is no {place} there")
+    assert {name: why.partition(",")[0] for name, why in failed().items()} == told
+    place.mkdir()
+    assert failed() == {}
+
+
+def test_what_is_prepared_leaves_the_agent_alone(node, project, tmp_path):
+    """A head opens agents first, to take over what an earlier one left, and then prepares: at the
+    same time, over the same connections."""
+    job = read_job(project)
+    store = RunStore.create(tmp_path, RunFacts("r", Mix("m", (job,)), (node,), "", ""))
+    connections = connect([node], store)
+    executor = NodeExecutor(connections, 1, 0.0)
+    try:
+        executor.adopt([])
+        wait_until(lambda: bool(executor._nodes[0]._link))
+        link = executor._nodes[0]._link
+        assert prepare(connections, [job], lambda report: None, lambda: None) == {}
+        assert not link.why_ended
+        executor.start(order("a", (0, 1), job=job, device=node.name, returns_weights=False))
+        assert saw_all(collect(executor, 1)[0])
+        assert executor._nodes[0]._link is link
+    finally:
+        executor.stop(0.0)
 
 
 def test_clean_removes_it(node, project, tmp_path):

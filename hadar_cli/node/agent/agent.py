@@ -36,7 +36,7 @@ if __name__ == "__main__":  # run by its path, on nodes where nothing is install
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from hadar_cli.node.agent import processes
-from hadar_cli.node.agent.bootstrap import answer
+from hadar_cli.node.agent.bootstrap import answer, refusal
 from hadar_cli.node.agent.nursery import Nursery, SharedNursery
 from hadar_cli.node.agent.setup import stamp_path
 from hadar_cli.node.agent.supervisor import WorkerSpec, order_path, run_name
@@ -366,7 +366,7 @@ class _Session:
             send({"answer": request["id"], "error": str(error), "superseded": True})
             raise
         except Exception as error:
-            send({"answer": request["id"], "error": f"{type(error).__name__}: {error}"})
+            send({"answer": request["id"], **refusal(error)})
 
     def _answer(self, request: Message) -> Message:
         if request["do"] == "open":

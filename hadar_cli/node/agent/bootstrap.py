@@ -13,6 +13,7 @@ Without the code, the node asks for it and takes that many bytes of a tar archiv
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import io
@@ -45,7 +46,7 @@ def main() -> None:
             answer({"needs": "code"})
             unpack(io.BytesIO(_receive(stdin, int(request["bytes"]), request["code"])), code)
     except (OSError, ValueError) as error:
-        answer({"error": str(error)})
+        answer(refusal(error))
         return
     sys.path.insert(0, str(code))
     part = importlib.import_module(f"hadar_cli.node.agent.{request['become']}")
@@ -58,6 +59,21 @@ def answer(message: dict[str, Any]) -> None:
     line = memoryview((MARK + json.dumps(message) + "\n").encode())
     while line:
         line = line[os.write(1, line) :]
+
+
+def refusal(error: Exception) -> dict[str, str]:
+    """An error as an answer, with what to do about it where that is known."""
+    if not isinstance(error, OSError) or not error.strerror:
+        is_said = isinstance(error, (OSError, ValueError))  # in words, for people
+        return {"error": str(error) if is_said else f"{type(error).__name__}: {error}"}
+    what = f"{error.filename or 'file'}: {error.strerror}"
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            fix = "free some there, set another workdir in nodes.toml, or: hadar clean"
+            return {"error": f"its disk is full ({error.strerror})", "fix": fix}
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return {"error": what, "fix": "set a workdir in nodes.toml that may be written to"}
+    return {"error": what}
 
 
 def private_directory(workdir: str, *names: str) -> Path:

@@ -10,6 +10,7 @@
     {"do": "workspace", "run": …, "job": n, "code": …, "workdir": …, "links": {…}}
     {"do": "list", "directory": …, "most": n}                      plain files that a job left
     {"do": "keep", "directory": …, "names": […]}
+    {"do": "look", "path": …}                                      whether anything is there
 
 While it is busy with something that may take long, such as hashing, it says ``{"alive": true}``
 every few seconds: the head's patience is with silence only.
@@ -20,7 +21,6 @@ for the next connection to go on from. Links are never followed.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import io
@@ -38,7 +38,7 @@ from typing import Any
 if __name__ == "__main__":  # run by its path, on this computer
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from hadar_cli.node.agent.bootstrap import answer, is_listed, private_directory, unpack
+from hadar_cli.node.agent.bootstrap import answer, is_listed, private_directory, refusal, unpack
 from hadar_cli.node.agent.plain_files import open_plain
 from hadar_cli.node.files import datasets
 from hadar_cli.node.files.outputs import list_outputs
@@ -62,7 +62,7 @@ def main() -> None:
         try:
             _serve(request)
         except (OSError, ValueError) as error:
-            answer({"error": _in_words(error)})
+            answer(refusal(error))
             if request["do"] in ("put", "get"):
                 return  # bytes may be under way: nobody could tell them from requests
 
@@ -98,6 +98,8 @@ def _serve(request: Message) -> None:
             folder = Path(request["directory"]).expanduser()
             files, others = list_outputs(folder, int(request["most"]))
             answer({"files": files, "others": others})
+        case "look":
+            answer({"there": Path(request["path"]).exists()})
         case "keep":
             _keep(Path(request["directory"]).expanduser(), request["names"])
         case unknown:
@@ -278,16 +280,6 @@ def widen_pipe(descriptor: int) -> None:
     """Fewer and larger reads and writes, where it is a pipe and the system lets us."""
     with suppress(OSError):
         fcntl.fcntl(descriptor, _F_SETPIPE_SZ, _CHUNK)
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            "its disk is full: free some there, set another workdir in nodes.toml, or: hadar clean"
-        )
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'file'}: {error.strerror}"
-    return str(error)
 
 
 if __name__ == "__main__":

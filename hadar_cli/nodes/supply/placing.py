@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 from hadar_cli.core.model import Job, Launch
 from hadar_cli.nodes.connection import TellPrepared
+from hadar_cli.nodes.wire import AgentError
 from hadar_cli.project.data import place_of
 from hadar_cli.project.requirements import Requirements, read_requirements
 
@@ -54,6 +55,22 @@ def place_job(job: Job, destination: Destination) -> Launch:
         there = f"{destination.send_code(script, ())}/{script.name}"
     found = os.pathsep.join(f"{workspace}/{path}" for path in links) or launch.data_dir
     return replace(launch, sync=workspace, script=there, data_dir=found)
+
+
+def needs_data_there(launch: Launch) -> bool:
+    """Whether a job reads data that lies on the nodes already, and that no ``setup`` puts there."""
+    is_read = launch.workload is None or launch.preset == "paper"
+    is_place = bool(launch.data_dir) and Path(str(launch.data_dir)).is_absolute()
+    return is_place and is_read and not launch.setup
+
+
+def require_data(launch: Launch, is_there: Callable[[str], bool]) -> None:
+    """Raises AgentError where a node lacks the data that a job says it has."""
+    if needs_data_there(launch) and not is_there(str(launch.data_dir)):
+        raise AgentError(
+            f"there is no {launch.data_dir} there, which data_dir names",
+            "data_dir is for data that lies on the nodes, by its whole path; 'data' has it sent",
+        )
 
 
 TellNow: TypeAlias = Callable[[str], None]

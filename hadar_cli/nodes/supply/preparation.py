@@ -11,6 +11,7 @@ from hadar_cli.core.model import Job
 from hadar_cli.engine.ports import Preparing
 from hadar_cli.errors import HadarError, RefusedError
 from hadar_cli.nodes.connection import Connection
+from hadar_cli.nodes.supply.placing import needs_data_there
 from hadar_cli.nodes.wire import LinkLostError, NotYetError
 
 _LOOK_EVERY_S = 0.2
@@ -26,10 +27,13 @@ def prepare(
 ) -> dict[str, str]:
     """Returns when every node is ready or has failed; why not, by the names of those that have.
 
-    A node that cannot be reached is none of these: its session will say so. ``tick`` is called all
-    the while and may raise; the nodes are then left as they are, to be gone on with later.
+    A node that cannot be reached is none of these: its session will say so. The sessions have the
+    same connections, which stay open for them. ``tick`` is called all the while and may raise; the
+    nodes are then left as they are, to be gone on with later.
     """
-    needy = [job for job in jobs if job.launch.data or job.launch.venv]
+    needy = [
+        job for job in jobs if job.launch.data or job.launch.venv or needs_data_there(job.launch)
+    ]
     if not needy:
         return {}
     reports: queue.Queue[Preparing | tuple[str, str]] = queue.Queue()
@@ -77,7 +81,6 @@ class _Preparation:
             why = f"{error}; {error.fix}" if error.fix else str(error)
         except Exception as error:  # whatever happens there costs this node only
             why = f"{type(error).__name__}: {error}"
-        self._connection.close()
         self._put((self._connection.node.name, why))
 
     def _run(self) -> str:
@@ -95,7 +98,6 @@ class _Preparation:
                 pause = next(pauses, None)
                 if pause is None:
                     return ""
-                self._connection.close()
                 time.sleep(pause)
 
     def _tell(self, what: str, done: int, total: int, now_in_words: str) -> None:
