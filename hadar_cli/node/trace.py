@@ -20,6 +20,7 @@ import json
 import os
 import runpy
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,13 @@ class Recorder:
         os._exit(0)
 
 
-def begin(path: str, speaks_of_torch: bool, most_updates: int = 0) -> None:
-    """Records this process from now on."""
+def begin(path: str, most_updates: int = 0) -> None:
+    """Records this process from now on. Its training too, if there is a torch: a script may leave
+    it to another file to import that."""
     global _recorder
     _recorder = Recorder(path, most_updates)
     _recorder.watch_files()
-    if speaks_of_torch:
+    if find_spec("torch"):
         _recorder.watch_training()
 
 
@@ -196,8 +198,7 @@ def _size(optimizer: Any) -> int:
 def main() -> None:
     updates, *words = sys.argv[1:]
     is_module = words[0] == "-m"
-    source = b"torch" if is_module else Path(words[0]).read_bytes()
-    begin(os.environ.pop(TRACE), b"torch" in source or b"hadar_cli" in source, int(updates))
+    begin(os.environ.pop(TRACE), int(updates))
     here = str(Path.cwd())
     sys.path += [here, f"{here}/src"]
     if is_module:

@@ -6,7 +6,15 @@ from typing import Any
 
 from hadar_cli.engine.ports import HandedIn
 from hadar_cli.node.agent_events import Exited
-from hadar_cli.node.log_phrases import BEGUN_AGAIN, EARLY_UPDATE, MISCOUNTED, NO_UPDATE, RUNS_AHEAD
+from hadar_cli.node.log_phrases import (
+    BEGUN_AGAIN,
+    EARLY_UPDATE,
+    LEFT_UNTRAINED,
+    MISCOUNTED,
+    NO_UPDATE,
+    OWN_STATE,
+    RUNS_AHEAD,
+)
 from hadar_cli.trial import words
 from hadar_cli.trial.findings import Findings, Patience
 from hadar_cli.trial.record import read_record
@@ -81,7 +89,9 @@ class Ending:
             fault = words.NEVER_ENDS if left.code < 0 else words.FAILS_AT_THE_END
             self._findings.add(Fault(fault.what, fault.fix + words.tail(left.log)).at(_NAME))
             return
-        if BEGUN_AGAIN in left.log:
+        if LEFT_UNTRAINED in left.log:
+            self._findings.add(words.LEFT_UNTRAINED.at("trains all that it has"))
+        elif BEGUN_AGAIN in left.log:
             if read_record(self._record).ticks_too_late:
                 self._findings.add(words.EPOCHS_TICK.at("has its epochs from t.epochs"))
             else:
@@ -92,6 +102,9 @@ class Ending:
             self._findings.warn("makes an update in every step", words.ACCUMULATES)
         if EARLY_UPDATE in left.log:
             self._findings.warn("ends its steps with an update", words.EARLY_UPDATE)
-        if self._trial_run.was_said(MISCOUNTED):
+        if names := self._trial_run.said(OWN_STATE):
+            fault = words.OWN_STATE
+            self._findings.warn("keeps nothing of its own", Fault(fault.what + names, fault.fix))
+        if self._trial_run.said(MISCOUNTED) is not None:
             self._findings.add(words.MISCOUNTED.at("counts the job's updates"))
         self._findings.tell(_NAME, f"{', '.join(kinds)}; then it leaves by itself")

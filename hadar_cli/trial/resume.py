@@ -58,7 +58,7 @@ class Resume:
         self._judge_beginning(far(fresh, likewise), change)
         self._judge_weights(base, other, one_step.weights, moved.weights)
         self._judge_updates(base, plain.result, change)
-        self._judge_optimizer(base, change, far(tired, plain))
+        self._judge_optimizer(base, change, far(tired, plain), plain.result.lr)
         self._judge_data(change, far(elsewhere, plain), plain, elsewhere)
         self._judge_schedule(first[0], plain.result)
         self._judge_learning(losses, change)
@@ -115,15 +115,19 @@ class Resume:
         else:
             self._findings.add(words.NO_UPDATE.at(name))
 
-    def _judge_optimizer(self, base: str, change: _Change, moved: float) -> None:
+    def _judge_optimizer(
+        self, base: str, change: _Change, moved: float, rates: tuple[float, float] | None
+    ) -> None:
         name, path = "restores its optimizer", self._trial_run.path(base)
+        is_still = rates == (0, 0)
+        why_still = "its learning rate is 0 there, at its schedule's end" if is_still else ""
         if not has_optimizer_state(path):
             if is_of_training(path):
                 self._findings.tell(name, "it has no state to restore")
             else:
                 what = "no optimizer/... in its checkpoint: right for plain SGD only"
                 self._findings.tell(name, what, Status.WARNED)
-        elif why := change.why_unknown:
+        elif why := why_still or change.why_unknown:
             self._findings.tell(name, f"cannot tell: {why}", Status.WARNED)
         elif moved <= _ALIKE * change.update:
             self._findings.add(words.OPTIMIZER.at(name))

@@ -177,10 +177,13 @@ class TrialRun(Observer):
         log = last.with_name("log").read_text(errors="replace")
         return Exited(left["code"], left["end"], log=log)
 
-    def was_said(self, words: str) -> bool:
-        """Whether any process of the trial has printed this."""
-        logs = (self.store.directory / "nodes").glob("*/workers/*/log")
-        return any(words in log.read_text(errors="replace") for log in logs)
+    def said(self, words: str) -> str | None:
+        """What any process of the trial has printed after these words, on their line."""
+        for log in (self.store.directory / "nodes").glob("*/workers/*/log"):
+            _, is_said, rest = log.read_text(errors="replace").partition(words)
+            if is_said:
+                return rest.partition("\n")[0]
+        return None
 
     def altered(self, weights: str, optimizer: bool) -> str:
         """A checkpoint like this one, with other weights or another optimizer state."""

@@ -23,6 +23,7 @@ from hadar_cli.node.log_phrases import FIX, REFUSED
 from hadar_cli.trial.trial_run import Ended
 
 _LOG_LINES = 6
+_CHANGED_WITHIN = "modified by an inplace operation"  # in an error of torch's
 
 
 class Status(Enum):
@@ -174,6 +175,12 @@ RUNS_AHEAD = Fault(
     "t.loader does: what an order hands in lacks its last update",
     "prefetch within: t.loader(Prefetcher(loader)), not Prefetcher(t.loader(loader))",
 )
+ASKS_WITHIN = Fault(
+    "its weights change between a forward pass and its backward: the next mini-batch is asked for "
+    "in between, where an order may end and the next one brings merged weights",
+    "ask for the next mini-batch when the update is made: for batch in t.loader(...), with the "
+    "prefetching inside, t.loader(Prefetcher(loader))",
+)
 EARLY_UPDATE = Fault(
     "it updates before the last of a step's mini-batches: gradients after that wait for the next "
     "step, and are lost where that is another copy's, or after an interruption",
@@ -183,6 +190,13 @@ MISCOUNTED = Fault(
     "it tells its scheduler another number of updates than the job's: its learning rate is wrong "
     "where an order begins within an epoch",
     "scheduler.step_update(t.position + 1) in place of a count of its own",
+)
+OWN_STATE = Fault(
+    "what the script counts by itself begins anew in every process, as on another device or after "
+    "an interruption",
+    "give it to training: state={'progress': progress}, where progress is a dict, or an object "
+    "with the values as attributes; a count of steps is t.position. What only the log needs may "
+    "stay as it is",
 )
 REPLACED = Fault(
     "cannot tell: {} draws from global random numbers, for which the job's seed stands under hadar",
@@ -215,6 +229,11 @@ EPOCHS_TICK = Fault(
     "its epochs are its own: all steps come in the first, and its learning rate moves only when "
     "all is trained",
     "write `for epoch in t.epochs(range(...)):` around t.loader(...)",
+)
+LEFT_UNTRAINED = Fault(
+    "its first loop over t.loader has all the steps, so what a later one trains is never trained: "
+    "one of its optimizers makes no update",
+    "make one loop of them, which tells by t.position whose turn it is",
 )
 NO_QUALITY = Fault(
     "it reported its quality at first, but not when asked to evaluate and nothing else",
@@ -273,6 +292,8 @@ def explain_length(fault: Fault, end: Ended, length: int) -> Fault:
 def _explain_loss(lost: Failed) -> Fault:
     if refused := refusal_in(lost.log):
         return refused
+    if _CHANGED_WITHIN in lost.log:
+        return Fault(ASKS_WITHIN.what, ASKS_WITHIN.fix + tail(lost.log))
     match lost.reason:
         case Loss.NO_RESULT:
             return Fault(NO_RESULT.what, NO_RESULT.fix + tail(lost.log))

@@ -37,6 +37,12 @@ FAULTS = {
     "forgets_momentum": ("restores its optimizer", "starts without it"),
     "same_data": ("trains on its own data", "the same data"),
     "restarts_schedule": ("follows its learning-rate schedule", "starts anew"),
+    "forgets_average": (
+        "starts and hands in",
+        "average holds weights of the shapes of the model's",
+    ),
+    "asks_within": ("goes on after a merge", "weights change between a forward pass and its"),
+    "layer_by_layer": ("trains all that it has", "what a later one trains is never"),
     "own_scheduler": ("starts and hands in", "StepLR moves the learning rate and was not given"),
     "evaluates_steps": ("runs to its end", "100000 steps an epoch and another of 8"),
     "updates_after_the_loop": ("can be followed", "outside of the loop over t.loader"),
@@ -54,10 +60,17 @@ WARNINGS = {
     "begins_anywhere": ("begins with the same weights", "different weights"),
     "idle": ("learns", "do not change"),
     "unseeded": ("trains as by hand", "not seeded"),
+    "counts_by_itself": ("keeps nothing of its own", "best, stopper.bad, stopper.best"),
+    "rate_ends": ("restores its optimizer", "its learning rate is 0 there"),
     "schedule_ends": ("stops at its deadline", "beyond the script's own 32 steps"),
     "shuffles_globally": ("trains as by hand", "Shuffled draws from global random numbers"),
 }
-SOUND = {"sound": 14, "ema_amp": 16, "by_position": 16}  # script: how many things are looked at
+SOUND = {
+    "sound": 14,
+    "ema_amp": 16,
+    "by_position": 16,
+    "keeps_its_state": 16,
+}  # script: how many things are looked at
 
 
 def put_on_trial(script: Path) -> list[Check]:

@@ -73,7 +73,9 @@ ALLOWED: dict[str, set[str]] = {
     "node.training.misuse": {"node", "node.training"},
     "node.training.checkpoints": {"node"},
     "node.training.gangs": {"node"},
-    "node.training.frameworks": {"node", "node.training"},
+    "node.training.frameworks": {
+        *("node", "node.training", "node.training.checkpoints", "node.training.misuse"),
+    },
     "node.files": set(),
     "node.agent": {"node", "node.files", "node.gpus", "node.training"},
     "workloads": {"node"},

@@ -200,6 +200,23 @@ def test_early_stopping_hears_of_the_trainers_own_evaluations_only(tmp_path, mon
     assert result["evaluation"]["eval_loss"] > 0
 
 
+def test_a_patience_is_that_of_the_job_and_not_of_a_process(tmp_path, monkeypatch):
+    """The first figure stays the best; the fifth that is no better comes in the second process."""
+    words = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_loss"}
+    orders = Orders(tmp_path, monkeypatch, 8)
+    best = []
+    for slices in [(0, 3)], [(3, 5), (5, 8)]:
+        orders.process(*slices)
+        patient = EarlyStoppingCallback(early_stopping_patience=5, early_stopping_threshold=100.0)
+        made = trainer(tmp_path, [patient], load_best_model_at_end=False, **words)
+        huggingface.train(made)
+        best.append(made.state.best_metric)
+    last = orders.results()[-1]
+    assert (last["steps"], last["stopped"]) == (1, "script")
+    assert patient.early_stopping_patience_counter == 5
+    assert best[1] <= best[0]
+
+
 def test_compute_metrics_are_the_jobs_quality(tmp_path, monkeypatch):
     orders = Orders(tmp_path, monkeypatch, 8)
     orders.process((0, 1), evaluate=True)

@@ -5,10 +5,15 @@ import signal
 import lightning
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from torch.utils.data import DataLoader, TensorDataset
 
 from hadar_cli import lightning as under_hadar
+from hadar_cli.node.training.misuse.refused import Refused
 from tests.support.orders import Orders, keep_sigterm
 
 torch.set_num_threads(1)
@@ -151,6 +156,33 @@ def test_what_lightning_has_trained_when_it_stops_early_is_the_jobs_result(tmp_p
     assert (result["steps"], result["stopped"], result["waiting"]) == (12, "script", False)
     assert result["higher_is_better"] is True
     assert result["evaluation"]["val_loss"] > 0
+
+
+def test_a_patience_is_that_of_the_job_and_not_of_a_process(tmp_path, monkeypatch):
+    """The first validation is the best; the sixth that is no better comes in the second process."""
+    orders = Orders(tmp_path, monkeypatch, 80)
+    stop = {"monitor": "val_loss", "patience": 6, "min_delta": 100.0}
+    loaders = training_loader(), validation_loader()
+    best = []
+    for slices in [(0, 10)], [(10, 13), (13, 80)]:  # of four steps an epoch
+        orders.process(*slices)
+        callback = EarlyStopping(**stop)
+        patient = trainer(tmp_path, callbacks=[callback], max_epochs=20)
+        under_hadar.fit(patient, Module(), *loaders)
+        best.append(callback.best_score.item())
+    last = orders.results()[-1]
+    assert (last["steps"], last["stopped"]) == (28 - 13, "script")
+    assert best[0] == best[1]
+
+
+@pytest.mark.parametrize("kind", [StochasticWeightAveraging, WeightAveraging])
+def test_a_mean_of_the_weights_that_is_made_when_all_is_over_is_refused(
+    kind, tmp_path, monkeypatch
+):
+    Orders(tmp_path, monkeypatch, 8).process((0, 8))
+    averaging = trainer(tmp_path, callbacks=[kind(*([0.1] if kind is not WeightAveraging else []))])
+    with pytest.raises(Refused, match=f"{kind.__name__} makes the mean of the weights when"):
+        under_hadar.fit(averaging, Module(), training_loader())
 
 
 class Interrupted(Module):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.log_phrases import say_once
 from hadar_cli.node.training.splitting import split
 from hadar_cli.node.training.updates import CannotSplit
 from tests.unit.test_training import Script, order, result_of  # noqa: F401

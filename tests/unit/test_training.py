@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hadar_cli import training
 from hadar_cli.node.contract import Order
-from hadar_cli.node.log_phrases import EARLY_UPDATE, MISCOUNTED, RUNS_AHEAD
+from hadar_cli.node.log_phrases import EARLY_UPDATE, MISCOUNTED, RUNS_AHEAD, say_once
 from hadar_cli.node.slices import parse_slices, take
-from hadar_cli.node.training.attempt import Attempt, say_once
+from hadar_cli.node.training.attempt import Attempt
 from hadar_cli.node.training.checkpoints import checkpoint
 from hadar_cli.node.training.misuse.refused import Refused
 from hadar_cli.node.training.pacing import Pace

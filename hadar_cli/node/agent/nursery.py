@@ -310,7 +310,7 @@ def become_worker(spec: WorkerSpec, variables: dict[str, str]) -> None:
         if spec.card:
             _require_gpu()
         if TRACE in environment:
-            _record(environment[TRACE], spec.argv[1:])
+            _record(environment[TRACE])
         _run(spec.argv[1:], environment.get("PYTHONPATH", ""))
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
@@ -325,10 +325,10 @@ def become_worker(spec: WorkerSpec, variables: dict[str, str]) -> None:
     _leave(code)
 
 
-def _record(path: str, words: list[str]) -> None:
+def _record(path: str) -> None:
     from hadar_cli.node import trace
 
-    trace.begin(path, _speaks_of_torch(words))
+    trace.begin(path)
 
 
 def _is_forked(spec: WorkerSpec) -> bool:

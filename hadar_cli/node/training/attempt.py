@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ import torch
 
 from hadar_cli.node.agent_events import Progress
 from hadar_cli.node.contract import MemberSpeed, Order, Result, Seconds
+from hadar_cli.node.log_phrases import say_once
 from hadar_cli.node.phases import EVALUATE, LOAD, SAVE, TRAIN, Phases
 from hadar_cli.node.slices import Slices, joined, take
 from hadar_cli.node.trace import note_length
@@ -255,12 +255,6 @@ def wait_for_accelerator() -> None:
             device.synchronize()
     if torch.backends.mps.is_available():
         torch.mps.synchronize()
-
-
-@functools.cache
-def say_once(words: str) -> None:
-    """To the log, however often it would be true."""
-    print(words)
 
 
 class _Finishes(Protocol):

@@ -29,12 +29,12 @@ from typing import Any
 import torch
 
 from hadar_cli.node.contract import Order, is_under_orders
-from hadar_cli.node.log_phrases import BEGUN_AGAIN
 from hadar_cli.node.slices import Slices, before
 from hadar_cli.node.training import randomness
-from hadar_cli.node.training.attempt import Attempt, Evaluate, Evaluation, say_once, unfinished
+from hadar_cli.node.training.attempt import Attempt, Evaluate, Evaluation, unfinished
 from hadar_cli.node.training.batches import NOT_SAID, Group, Steps, reads_ahead, source_of
 from hadar_cli.node.training.checkpoints import checkpoint
+from hadar_cli.node.training.checkpoints.plain_state import with_state_dict
 from hadar_cli.node.training.gangs.gang import GO, LATE, SCRIPT, SIGNAL, Trained
 from hadar_cli.node.training.gangs.gang_steps import GangSteps
 from hadar_cli.node.training.loader import Loader, loader_of
@@ -66,8 +66,8 @@ def training(
 
     ``schedule`` says what the scheduler counts when ``t.step`` ticks it: ``"step"`` or ``"epoch"``.
     A step is one update, of ``accumulate`` mini-batches. ``scaler`` is a ``GradScaler``;
-    ``state`` names more objects with a ``state_dict`` to keep. ``evaluate`` returns held-out
-    quality, e.g. ``{"accuracy": 0.93}``; it is called in evaluation mode without gradients.
+    ``state`` names what else to keep: dicts, and objects by their ``state_dict`` or attributes.
+    ``evaluate`` returns held-out quality, e.g. ``{"accuracy": 0.93}``, in evaluation mode.
     ``higher_is_better`` is said of its first figure, where the name does not tell.
     ``epochs`` counts only when the script is run by hand and its loop has none of its own.
     """
@@ -77,7 +77,8 @@ def training(
     schedules = scheduler
     if not isinstance(scheduler, Schedules):  # a framework's own, of which it knows more
         schedules = Schedules([unwrapped(s, "scheduler") for s in as_list(scheduler)], schedule)
-    extras = {**(state or {}), **({"scaler": ScalerState(scaler)} if scaler else {})}
+    extras = {name: with_state_dict(name, value) for name, value in (state or {}).items()}
+    extras |= {"scaler": ScalerState(scaler)} if scaler else {}
     parts = checkpoint.Parts(as_list(model), optimizers, schedules.schedulers, extras)
     updates = Updates(parts.models, optimizers, scaler, accumulate > 1)
     evaluation = Evaluation(evaluate, higher_is_better) if evaluate else None
@@ -108,7 +109,7 @@ class Training:
         self._in_epochs = self._has_own_steps = False  # which a framework counts
         self._last_attempt, self.reader = "", object()  # that handed in weights; see Loader
         self.has_left = False  # no order is left, and none will come
-        self._watch = Watch(parts.models, parts.optimizers, parts.schedulers, updates)
+        self._watch = Watch(parts.models, parts.optimizers, parts.schedulers, parts.extras, updates)
         self._source: Steps | None = None
         self._source_key: Any = None
         self._mini: int | None = None  # the number of the mini-batch that the script has
@@ -234,7 +235,7 @@ class Training:
             yield from self._groups_by_hand(source)
             return
         if self.has_left and not self._in_epochs:
-            say_once(f"{BEGUN_AGAIN}: for epochs of its own a script writes t.epochs(range(...))")
+            self._watch.loop_begins_again()
         epoch: int | None = None
         while not self.has_left:
             left = self._now.left
@@ -377,7 +378,7 @@ class Training:
 
     def _hand_in(self, stopped: str) -> None:
         order = self._now.order
-        self._watch.order_ends(self._updates.flush)
+        self._watch.order_ends(self._updates.flush, not order.checkpoint_in)
         members = self.gang_steps.end_order()
         self._now.begin_saving()
         if order.checkpoint_out:

@@ -16,8 +16,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hadar_cli.node.log_phrases import MISCOUNTED
-from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.log_phrases import MISCOUNTED, say_once
 from hadar_cli.node.training.misuse.refused import Refused
 
 UNITS = ("step", "epoch")

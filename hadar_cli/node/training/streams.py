@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from hadar_cli.node.log_phrases import say_once
 from hadar_cli.node.slices import Slices, numbers
 from hadar_cli.node.training.gangs.cutting import Cutter
 from hadar_cli.node.training.plans import epoch_seed, set_epoch
@@ -69,10 +70,20 @@ class StreamSource:
 
     def _approach(self, step: int) -> None:
         """Starts anew where the step lies behind, or in a later epoch whose start is known."""
-        epoch = step // self.per_epoch if self.per_epoch else 0
-        behind = step < self._next
-        if self._reading is None or behind or (self.per_epoch and epoch > self._epoch):
-            self._start(epoch, epoch * (self.per_epoch or 0))
+        phi = self.per_epoch or 0
+        epoch, behind = step // phi if phi else 0, step < self._next
+        if self._reading is None or behind or (phi and epoch > self._epoch):
+            if self._reading is not None and self._next == (self._epoch + 1) * phi:
+                self._tell_more(phi)
+            self._start(epoch, epoch * phi)
+
+    def _tell_more(self, phi: int) -> None:
+        """As of a ``DataLoader`` whose workers end with a short mini-batch each."""
+        if self._next_or_end() is not _END:
+            say_once(
+                f"hadar: the stream goes on after the {phi} mini-batches of an epoch that its len "
+                "says, and these are what is trained: give it the len it has, or none"
+            )
 
     def _start(self, epoch: int, first: int) -> None:
         self._epoch, self._next = epoch, first
@@ -84,6 +95,11 @@ class StreamSource:
     def _read(self) -> Any:
         batch = self._next_or_end()
         if batch is _END:
+            if self.per_epoch:
+                say_once(
+                    f"hadar: the stream ends {-self._next % self.per_epoch} mini-batches before "
+                    f"the {self.per_epoch} of an epoch that its len says, and is begun again"
+                )
             self._start(self._epoch + 1, self._next)
             batch = self._next_or_end()
             if batch is _END:

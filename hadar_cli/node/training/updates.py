@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from hadar_cli.node.contract import Order
-from hadar_cli.node.log_phrases import SECOND_BACKWARD
-from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.log_phrases import SECOND_BACKWARD, say_once
 from hadar_cli.node.training.gangs.errors import CannotShare
 from hadar_cli.node.training.gangs.losses import MEAN, SUM, terms_of
 from hadar_cli.node.training.gangs.noise import NoiseScale, square_of

@@ -1,5 +1,6 @@
 """Trainers that have a loop of their own: Hugging Face's and Lightning's.
 
-Imports ``node`` and ``node.training``, and each module its framework. Nothing else of hadar may
-enter, and nothing of hadar imports these but ``hadar_cli/__init__.py``, for scripts.
+Imports ``node``, ``node.training``, ``node.training.checkpoints`` and ``node.training.misuse``, and
+each module its framework. Nothing else of hadar may enter, and nothing of hadar imports these but
+``hadar_cli/__init__.py``, for scripts.
 """

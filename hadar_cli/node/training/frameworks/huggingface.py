@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from hadar_cli.node.contract import BESIDE_MODEL, OUT, is_under_orders, job_seed, total_steps
 from hadar_cli.node.training.batches import Steps
+from hadar_cli.node.training.checkpoints.plain_state import DeclaredState
 from hadar_cli.node.training.context import Training, training
 from hadar_cli.node.training.plans import give_generators
 from hadar_cli.node.training.schedules import Schedules
 from hadar_cli.node.training.updates import parts_of
 
+_BEST = ("best_metric", "best_global_step")  # of a Trainer's state
 _NO_QUALITY = ("runtime", "per_second", "epoch", "time")
 
 
@@ -136,6 +139,7 @@ class _Place(TrainerCallback):  # type: ignore[misc,unused-ignore]
             scaler=getattr(self._trainer.accelerator, "scaler", None),
             evaluate=self._measure if self._trainer.eval_dataset is not None else None,
             higher_is_better=args.greater_is_better if args.metric_for_best_model else None,
+            state={"trainer": DeclaredState(_Memory(self._trainer))},
         )
         t.one_epoch_at_a_time()
 
@@ -168,6 +172,33 @@ class _Place(TrainerCallback):  # type: ignore[misc,unused-ignore]
         }
         best = f"eval_{(self._trainer.args.metric_for_best_model or '').removeprefix('eval_')}"
         return {**({best: quality[best]} if best in quality else {}), **quality}
+
+
+class _Memory:
+    """What the Trainer would put into its own checkpoints: the best figure so far, and what
+    callbacks declare, such as a patience."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._trainer.state
+        return {
+            "best": {name: getattr(state, name) for name in _BEST},
+            "callbacks": {name: c.state()["attributes"] for name, c in self._callbacks().items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state["best"].items():
+            setattr(self._trainer.state, name, value)
+        for name, callback in self._callbacks().items():
+            for attribute, value in state["callbacks"].get(name, {}).items():
+                setattr(callback, attribute, value)
+
+    def _callbacks(self) -> dict[str, Any]:
+        callbacks = self._trainer.callback_handler.callbacks
+        stateful = (c for c in callbacks if isinstance(c, ExportableState))
+        return {f"{type(c).__name__}/{i}": c for i, c in enumerate(stateful)}
 
 
 class _Leave(TrainerCallback):  # type: ignore[misc,unused-ignore]

@@ -11,10 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 
 from hadar_cli.node.contract import is_under_orders, job_seed
+from hadar_cli.node.training.checkpoints.plain_state import DeclaredState
 from hadar_cli.node.training.context import Training, training
+from hadar_cli.node.training.misuse.refused import Refused
 from hadar_cli.node.training.plans import give_generators
 from hadar_cli.node.training.schedules import Schedules
 from hadar_cli.node.training.updates import CannotSplit
@@ -126,6 +132,7 @@ class _Begin(Callback):  # type: ignore[misc,unused-ignore]
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             evaluate=self._evaluate or (self._validate if can_validate else None),
             higher_is_better=self._higher,
+            state=_of_callbacks(trainer),
         )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -156,6 +163,24 @@ class _Begin(Callback):  # type: ignore[misc,unused-ignore]
         trainer.training, connector._first_loop_iter = True, first
         trainer.callbacks = callbacks  # type: ignore[attr-defined,unused-ignore]
         return {name: float(value) for logged in found for name, value in logged.items()}
+
+
+def _of_callbacks(trainer: Trainer) -> dict[str, Any]:
+    """What the callbacks would put into Lightning's own checkpoints, such as a patience."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined,unused-ignore]
+    for callback in callbacks:
+        if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
+            raise Refused(
+                f"{type(callback).__name__} makes the mean of the weights when the training ends, "
+                "after they have been handed in, and keeps it for one process",
+                "keep the mean in the module, as a submodule that training_step updates: it "
+                "travels with it, and validation_step may use it",
+            )
+    return {
+        callback.state_key: DeclaredState(callback)
+        for callback in callbacks
+        if type(callback).state_dict is not Callback.state_dict
+    }
 
 
 def _schedules(trainer: Trainer) -> Schedules:

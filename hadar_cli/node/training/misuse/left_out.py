@@ -63,6 +63,7 @@ class Optimizers:
         self, models: Sequence[torch.nn.Module], given: Sequence[torch.optim.Optimizer]
     ) -> None:
         self._models, self._given = models, {id(optimizer) for optimizer in given}
+        self._idle = {id(o): f"{i} ({type(o).__name__})" for i, o in enumerate(given, start=1)}
         self._depth = self._steps_given = 0  # of those that were given
         self._before: dict[int, int] = {}  # steps of those given, when another one's began
         self._seen = WeakKeyDictionary[torch.optim.Optimizer, int]()  # others, and when first
@@ -71,8 +72,13 @@ class Optimizers:
         if id(optimizer) in self._given:
             self._depth += 1
             self._steps_given += 1
+            self._idle.pop(id(optimizer), None)
         else:
             self._before[id(optimizer)] = self._steps_given
+
+    def without_update(self) -> list[str]:
+        """Of those that were given, by their places."""
+        return list(self._idle.values())
 
     def ends(self, optimizer: torch.optim.Optimizer, step: int | None) -> bool:
         """Whether it was one of those given. Another one is refused, unless it trains something of

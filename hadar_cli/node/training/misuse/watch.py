@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,19 +13,30 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hadar_cli.node.log_phrases import EARLY_UPDATE, NO_UPDATE, RUNS_AHEAD
-from hadar_cli.node.training.attempt import say_once
+from hadar_cli.node.log_phrases import (
+    BEGUN_AGAIN,
+    EARLY_UPDATE,
+    LEFT_UNTRAINED,
+    NO_UPDATE,
+    OWN_STATE,
+    RUNS_AHEAD,
+    say_once,
+)
 from hadar_cli.node.training.misuse.left_out import Optimizers, refuse_schedulers_left_out
+from hadar_cli.node.training.misuse.own_state import carried_names, script_frames
 from hadar_cli.node.training.misuse.refused import Refused
+from hadar_cli.node.training.misuse.shadows import Shadows, refused
 
+_MOST_NAMED = 6
 _NOT_TRAINING = (
     "give t.loader the training data alone, and leave the loader of an evaluation as it is; "
     "hadar evaluates by training(..., evaluate=...)"
 )
 _PREFETCH = "Write t.loader(Prefetcher(loader)), not Prefetcher(t.loader(loader))"
 _OUTSIDE = (
-    "take the batches of every update from t.loader(...); for gradients of several mini-batches, "
-    "an epoch's last ones too, say training(..., accumulate=N)"
+    "take the batches of every update from t.loader(...), or turns of a loop without data from "
+    "t.loader(range(n), batch_size=None); for gradients of several mini-batches, an epoch's last "
+    "ones too, say training(..., accumulate=N)"
 )
 
 
@@ -51,9 +63,11 @@ class Watch:
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         schedulers: Sequence[Any],
+        kept: Mapping[str, Any],
         updates: _Updates,
     ) -> None:
-        self._updates = updates
+        self._updates, self._kept = updates, kept
+        self._shadows: Shadows | None = None
         self._models, self._given, self._schedulers = models, optimizers, schedulers
         self._optimizers = Optimizers(models, optimizers)
         self._steps = 0  # begun in this process
@@ -109,8 +123,26 @@ class Watch:
                 "its mini-batches would be counted as steps that were trained",
                 _NOT_TRAINING,
             )
+        if self._shadows is None:
+            self._look_at_the_script()
         self._is_in_loop = True
         self._listen()
+
+    def loop_begins_again(self) -> None:
+        """No step is left for it, be it an epoch of the script's own or another part of it."""
+        say_once(f"{BEGUN_AGAIN}: for epochs of its own a script writes t.epochs(range(...))")
+        if idle := self._optimizers.without_update():
+            say_once(f"{LEFT_UNTRAINED}: {', '.join(idle)}")
+
+    def _look_at_the_script(self) -> None:
+        """When its loop begins, and all that it keeps beside that is there."""
+        frames = list(script_frames(sys._getframe()))
+        sources = [getattr(each, "source", each) for each in self._kept.values()]
+        given = [*self._models, *self._given, *self._schedulers, *sources]
+        self._shadows = Shadows(self._models, given, frames)
+        if names := carried_names(frames, given):
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            say_once(f"{OWN_STATE}: {', '.join(names[:_MOST_NAMED])}{more}")
 
     def step_begins(self) -> None:
         if not self._is_on:
@@ -160,12 +192,16 @@ class Watch:
         if self._is_on:
             self._listen()
 
-    def order_ends(self, flush: Callable[[], None]) -> None:
+    def order_ends(self, flush: Callable[[], None], begins_job: bool) -> None:
         """``flush`` makes an update of gradients that are left."""
         self._is_flushing = True
         flush()
         self._is_flushing = False
         self.loop_ends()
+        if self._shadows and self._steps and (name := self._shadows.changed()):
+            if begins_job:
+                raise refused(name)
+            say_once(f"{OWN_STATE}: {name}")  # a job is not lost for it when it has come so far
 
     def _count_groups(self) -> int:
         return sum(len(optimizer.param_groups) for optimizer in self._given)
