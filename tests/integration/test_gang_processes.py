@@ -292,6 +292,13 @@ def test_a_member_that_another_one_does_not_reach_is_named_with_the_fix(tmp_path
         require_reach(store, member, "127.0.0.1")
 
 
+def test_a_member_that_does_not_come_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "_MEET_S", 0.5)
+    member = Membership("g", 0, 2, f"file://{tmp_path}/meeting")
+    with pytest.raises(MemberLost, match="gang of 2 did not meet: rank 1 has not come"):
+        meeting.Meeting(member, torch.device("cpu"))
+
+
 def test_rank_0_behind_a_firewall_is_not_waited_for(monkeypatch):
     """A full queue drops who knocks, as firewalls do. One that is only late is waited for."""
     monkeypatch.setattr(meeting, "_KNOCK_S", 0.2)

@@ -75,7 +75,13 @@ class Meeting:
     def _tell_all(self, key: str, word: str) -> list[str]:
         """What every member says of itself."""
         self._store.set(f"{key}/{self.member.rank}", word)
-        return [self._store.get(f"{key}/{i}").decode() for i in range(self.member.size)]
+        return [self._hear(f"{key}/{rank}", rank) for rank in range(self.member.size)]
+
+    def _hear(self, key: str, rank: int) -> str:
+        try:
+            return str(self._store.get(key).decode())
+        except RuntimeError as error:
+            raise MemberLost(f"rank {rank} has not come: {error}") from error
 
     def _group(self, name: str, address: str) -> Any:
         """Through memory where all members can: on one machine, with a kernel that is not old."""
@@ -218,7 +224,9 @@ def _store(member: Membership) -> Any:
     place = place_of(member.meets_at)
     if place.path:
         Path(place.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _c10d.FileStore(place.path, member.size)
+        store = _c10d.FileStore(place.path, member.size)
+        store.set_timeout(patience)
+        return store
     if member.rank:
         await_first(place.host, place.port)
         try:
