@@ -59,19 +59,23 @@ def list_calls(cluster: Site, directory: Path) -> list[str]:
 def crash(where: Crash, cluster: Site, directory: Path, seed: int) -> RealRun:
     """A run whose head dies there, and is resumed until it is done."""
     run = RealRun(cluster, directory, Random(f"{where} {seed}"), STEPS)
-    run.start(*where.words)
-    code = run.end_head()
-    if code == 0:
-        return run  # this run had fewer calls: nothing fired
-    if code != -9:
-        raise Violation(f"I6: {where.words}: exit code {code}: {run.exits[-1][1][-300:]}")
-    run.jitter(0.5)
-    if not (run.store.directory / "run.json").exists():
-        run.start()  # it never came to be
-    else:
-        run.resume()
-    finish(run)
-    return run
+    try:
+        run.start(*where.words)
+        code = run.end_head()
+        if code == 0:
+            return run  # this run had fewer calls: nothing fired
+        if code != -9:
+            raise Violation(f"I6: {where.words}: exit code {code}: {run.exits[-1][1][-300:]}")
+        run.jitter(0.5)
+        if not (run.store.directory / "run.json").exists():
+            run.start()  # it never came to be
+        else:
+            run.resume()
+        finish(run)
+        return run
+    finally:
+        if run.is_running():
+            run.kill()
 
 
 @section("crash points", waits=True)
@@ -103,7 +107,10 @@ def run_crashes(size: Size) -> Findings:
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(play, range(len(crashes))))
-        check_no_process(cluster, within_s=25.0)
+        try:
+            check_no_process(cluster, within_s=25.0)
+        except Violation as violation:
+            findings.violations.append(f"{violation}")
         findings.steps = sum(done)
         findings.steps_redone = max(0, cluster.steps_trained() - findings.steps)
     findings.checked = Count.checked - checked

@@ -102,7 +102,8 @@ def finish(run: RealRun) -> None:
 @contextmanager
 def sites(directory: Path, count: int) -> Iterator[SimpleQueue[Site]]:
     """A few clusters, lent out one at a time."""
-    made = [Site(directory / f"site-{number}") for number in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        made = list(pool.map(Site, [directory / f"site-{number}" for number in range(count)]))
     free: SimpleQueue[Site] = SimpleQueue()
     for one in made:
         free.put(one)
