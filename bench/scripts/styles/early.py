@@ -32,16 +32,16 @@ def test():
         return {"error": (model(x_out) - y_out).square().mean().item()}
 
 
-best, waited = float("inf"), 0
-t = training(model, optimizer, evaluate=test)  # hadar
+progress = {"best": float("inf"), "waited": 0}
+t = training(model, optimizer, evaluate=test, state={"progress": progress})  # hadar
 for epoch in t.epochs(60):  # hadar: for epoch in range(60):
     for x, y in t.loader(loader):  # hadar: for x, y in loader:
         optimizer.zero_grad()
         (model(x) - y).square().mean().backward()
         optimizer.step()
     found = test()["error"]
-    waited = 0 if found < best - 1e-4 else waited + 1
-    best = min(best, found)
-    if waited == 2:
+    progress["waited"] = 0 if found < progress["best"] - 1e-4 else progress["waited"] + 1
+    progress["best"] = min(progress["best"], found)
+    if progress["waited"] == 2:
         break
 print("quality", test())
