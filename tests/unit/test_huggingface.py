@@ -19,6 +19,8 @@ from transformers import (
 )
 
 from hadar_cli import huggingface
+from hadar_cli.node.training.attempt import unfinished
+from hadar_cli.node.training.misuse.refused import Refused
 from hadar_cli.runs.finished_models import add_beside, export_pretrained
 from tests.support.orders import Orders, keep_sigterm
 
@@ -215,6 +217,25 @@ def test_a_patience_is_that_of_the_job_and_not_of_a_process(tmp_path, monkeypatc
     assert (last["steps"], last["stopped"]) == (1, "script")
     assert patient.early_stopping_patience_counter == 5
     assert best[1] <= best[0]
+
+
+class Mean(TrainerCallback):
+    """A running mean of the weights, as people write it for the Trainer."""
+
+    def on_train_begin(self, args, state, control, model=None, **made) -> None:
+        self.means = [p.detach().clone() for p in model.parameters()]
+
+    def on_step_end(self, args, state, control, model=None, **made) -> None:
+        for mean, p in zip(self.means, model.parameters(), strict=True):
+            mean.lerp_(p.detach(), 0.1)
+
+
+def test_a_mean_of_the_weights_in_a_callback_is_refused(tmp_path, monkeypatch):
+    Orders(tmp_path, monkeypatch, 8).process((0, 3))
+    made = trainer(tmp_path, [Mean()])
+    with pytest.raises(Refused, match=r"means holds weights of the shapes of the model's"):
+        huggingface.train(made)
+    unfinished.clear()  # as its process would be
 
 
 def test_compute_metrics_are_the_jobs_quality(tmp_path, monkeypatch):

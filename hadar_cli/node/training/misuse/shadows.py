@@ -30,7 +30,8 @@ def refused(name: str) -> Refused:
         "training was not given it: it would begin anew in every process, and not know of the "
         "steps of other copies",
         f"training(..., state={{'{word}': {name}}}), be it a model, a dict or an object; or the "
-        "model among the others, training([model, other], …)",
+        "model among the others, training([model, other], …); what a framework's callback keeps: "
+        "as a part of the model",
     )
 
 

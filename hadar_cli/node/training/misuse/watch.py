@@ -123,8 +123,6 @@ class Watch:
                 "its mini-batches would be counted as steps that were trained",
                 _NOT_TRAINING,
             )
-        if self._shadows is None:
-            self._look_at_the_script()
         self._is_in_loop = True
         self._listen()
 
@@ -135,7 +133,7 @@ class Watch:
             say_once(f"{LEFT_UNTRAINED}: {', '.join(idle)}")
 
     def _look_at_the_script(self) -> None:
-        """When its loop begins, and all that it keeps beside that is there."""
+        """At the first step, when all that it keeps is there; a framework's loop is one, too."""
         frames = list(script_frames(sys._getframe()))
         sources = [getattr(each, "source", each) for each in self._kept.values()]
         given = [*self._models, *self._given, *self._schedulers, *sources]
@@ -149,6 +147,7 @@ class Watch:
             return
         if not self._steps:
             refuse_schedulers_left_out(self._given, self._schedulers)
+            self._look_at_the_script()
             self._listen()
         if self._count_groups() > self._groups:
             raise Refused(
