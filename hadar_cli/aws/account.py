@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,18 @@ from hadar_cli.errors import InputError
 from hadar_cli.nodes.wire import LinkLostError, NoMoreError, NotYetError, said
 
 _PATIENCE_S = 20.0  # with one answer
+_NEW_LOGIN_S = 10.0  # between looks whether somebody has logged in anew
 # What may be there later: trying again helps.
 _LATER = (
     *("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacityOnHost"),
     *("InsufficientReservedInstanceCapacity", "SpotMaxPriceTooLow", "IncorrectInstanceState"),
     *("MaxSpotInstanceCountExceeded", "IncorrectSpotRequestState", "RequestLimitExceeded"),
     *("Throttling", "Unavailable", "ServiceUnavailable", "InternalError", "InternalFailure"),
+)
+# Credentials that have run out: whoever logs in anew helps.
+_LOGGED_OUT = (
+    *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "UnauthorizedSSOTokenError"),
+    *("SSOTokenLoadError", "TokenRetrievalError", "CredentialRetrievalError", "NoCredentialsError"),
 )
 # A request that AWS will never grant as it stands, and what to do about it.
 _FIXES = {
@@ -36,6 +43,7 @@ _FIXES = {
     "UnauthorizedSSOTokenError": "log in anew: `aws sso login`",
     "SSOTokenLoadError": "log in: `aws sso login`",
     "TokenRetrievalError": "log in anew: `aws sso login`",
+    "CredentialRetrievalError": "log in anew: `aws sso login`, or as you did before",
     "RequestExpired": "log in anew, or set this computer's clock",
     "UnauthorizedOperation": "the account lacks a right: docs/guide/aws.md has the policy",
     "AccessDenied": "the account lacks a right: docs/guide/aws.md has the policy",
@@ -64,6 +72,7 @@ class Account:
         self._region, self._profile, self._config = region, profile, config
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str | None], Any] = {}
+        self._opened_at = 0.0
 
     @classmethod
     def of(cls, request: AwsRequest) -> Account:
@@ -79,7 +88,14 @@ class Account:
         with self._lock:
             if (service, region) not in self._clients:
                 self._clients[service, region] = self._make(service, region or self._region)
+                self._opened_at = time.monotonic()
             return self._clients[service, region]
+
+    def log_in(self) -> None:
+        """Has the next question read the credentials anew: a client keeps those that it has."""
+        with self._lock:
+            if time.monotonic() > self._opened_at + _NEW_LOGIN_S:
+                self._clients.clear()
 
     def _make(self, service: str, region: str | None) -> Any:
         boto3 = _boto3()
@@ -145,12 +161,14 @@ def link_errors() -> Iterator[None]:
 
     try:
         yield
-    except ClientError as error:
+    except (BotoCoreError, ClientError) as error:
         code, told = code_of(error), f"AWS: {said(str(error))}"
+        if code in _LOGGED_OUT:
+            for account in list(_ACCOUNTS.values()):
+                account.log_in()
+            raise NotYetError(told, fix=_fix(code), kind="logged out") from error
         if code in _LATER:
             raise NotYetError(told) from error
-        if code in _FIXES:
+        if code in _FIXES and isinstance(error, ClientError):
             raise NoMoreError(told, fix=_fix(code)) from error
         raise LinkLostError(told, fix=_fix(code)) from error
-    except BotoCoreError as error:
-        raise LinkLostError(f"AWS: {said(str(error))}", fix=_fix(code_of(error))) from error

@@ -220,7 +220,7 @@ class Fleet:
 
     def _count(self) -> None:
         """Looks from time to time what there is; ends it all before the money is gone."""
-        with self._listing:
+        with suppress(HadarError), self._listing:  # what is noted is counted, whoever answers
             if time.monotonic() > self._listed_at + _LOOK_EVERY_S:
                 self._list()
                 self.rental_log.keep()
@@ -232,7 +232,14 @@ class Fleet:
         self._is_out_of_money = True
         for node in list(self._nodes.values()):
             with suppress(HadarError):  # once more in a second
-                self.end(node, self.machines(node.name))
+                assert node.aws
+                self._end(self._known(node.name), node.aws.is_ours)
+
+    def _known(self, node: str) -> list[str]:
+        """Its instances as AWS lists them or, where it lists none now, as they are noted."""
+        with suppress(HadarError):
+            return [one.id for one in self.machines(node)]
+        return [one.instance for one in self.rental_log.going if one.node == node and one.instance]
 
 
 _OPENING = threading.Lock()

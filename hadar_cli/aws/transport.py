@@ -114,6 +114,8 @@ class AwsTransport:
     def _find(self) -> Machine:
         with self._fleet.starting:  # nobody else may start the same meanwhile
             known = self._fleet.machines(self._node.name)
+            # Once more, if AWS did not do it when they were left.
+            self._fleet.end(self._node, [one for one in known if one.id in self._left])
             mine = [one for one in known if one.id not in self._left]
             machine = min(mine, key=lambda one: not one.is_up, default=None)
             if not machine and self._fleet.demand.rests(self._node.name):
@@ -122,7 +124,9 @@ class AwsTransport:
                 raise LinkLostError("no instance of it runs now")
             if not machine and self._fleet.awaits(self._node.name):
                 raise NotYetError("an instance was asked for that no list shows yet")
-            machine = machine or self._fleet.start(self._node)
+            if not machine:
+                machine = self._fleet.start(self._node)
+                self._left.discard(machine.id)  # one's own is the same again
         if self._may_start:
             self._fleet.guard.begin()
         if not machine.is_up or not self._address(machine):

@@ -41,6 +41,9 @@ def _drawn(value: Any, spot: Spot) -> tuple[str, Any]:
     ((kind, ends),) = found.items()
     if kind == "log" and ends[0] <= 0:
         raise spot.inside("log").error("goes down to 0 or below", "Begin above 0.")
+    if kind == "int" and math.ceil(ends[0]) > math.floor(ends[1]):
+        fix = "Give whole numbers, e.g. [16, 128]; 'uniform' draws others."
+        raise spot.inside("int").error("has no whole number in it", fix)
     return kind, ends
 
 

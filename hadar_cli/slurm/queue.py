@@ -176,7 +176,12 @@ class Login:
 
     def _require_overlap(self) -> None:
         """Where its version is told, and too old, streams would fail once the allocation runs."""
-        told, _ = self._run(self.request, ("srun", "--version"))
+        try:
+            told, _ = self._run(self.request, ("srun", "--version"))
+        except LinkLostError as error:
+            problem = f"the way to Slurm {self._where}: {error}"
+            fix = error.fix or f"see whether `ssh {self.node.host}` lets you in"
+            raise InputError(problem, field=f"node {self.node.name}", fix=fix) from error
         found = _VERSION.search(told)
         if found and (int(found[1]), int(found[2])) < _OVERLAPS:
             version = said(told.strip())

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.faults import table
+from tests.faults.engine_mix import strike_mix
 from tests.faults.engines import PLACES, strike_all
 from tests.faults.real import REAL
 from tests.faults.sections import Findings, Size, load
@@ -31,7 +32,9 @@ def main() -> int:
         return 0
     began = time.monotonic()
     if options.engine:
-        findings = {name: strike_all(name) for name in options.engine}
+        mix = options.mix
+        strike = (lambda name: strike_mix(name, mix)) if mix else strike_all
+        findings = {name: strike(name) for name in options.engine}
     else:
         chosen = [REAL] if options.scenario else options.only or _sections(size)
         findings = _run_all(chosen, size)
@@ -56,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", choices=load(), help="run this section")
     parser.add_argument("--scenario", default="", help="real faults whose names have this in them")
     parser.add_argument("--engine", action="append", choices=PLACES, help="faults behind this one")
+    parser.add_argument("--mix", type=Path, help="with --engine: this one, and the engine's whims")
     parser.add_argument("--table", action="store_true", help="print the table, and no details")
     parser.add_argument("-j", "--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # a section's own process

@@ -1,9 +1,11 @@
 """The same faults behind every engine: worker, agents, streams and head are killed in one run.
 
     python -m tests.faults --engine slurm
+    python -m tests.faults --engine slurm --mix mixes/m3.yaml
 
 Two nodes, a real private Slurm, Ray or EC2 (by moto), SSH servers, or pods by a stand-in for
-kubectl. Afterwards all steps count once, and ``hadar clean`` has left nothing.
+kubectl. With a mix: five nodes train it, its head is killed, and the engine does what engines do
+of their own accord. Afterwards all steps count once, and ``hadar clean`` has left nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hadar_cli.core import events
 from hadar_cli.core.state import RunState
@@ -46,43 +49,46 @@ _WAIT_S = 180.0
 
 @dataclass
 class Place:
-    """Two nodes behind an engine; all of it lives below one folder."""
+    """Some nodes behind an engine; all of it lives below one folder."""
 
     inventory: Path
     streams: Callable[[int], Iterable[int]]  # pids that carry the streams of this head
     left: Callable[[], object]  # what is still allotted
     env: dict[str, str] = field(default_factory=dict)
     keeps_files: bool = True  # or they are gone with the machine, whose disk the lab plays
+    lab: Any = None
 
 
-def _of_ssh(folder: Path, stack: ExitStack) -> Place:
-    lab = stack.enter_context(running(folder / "lab", 2))
+def _of_ssh(folder: Path, stack: ExitStack, count: int = 2) -> Place:
+    lab = stack.enter_context(running(folder / "lab", count))
     return Place(lab.inventory, lambda head: _sessions(n.pid for n in lab.nodes), lambda: ())
 
 
-def _of_slurm(folder: Path, stack: ExitStack) -> Place:
-    lab = stack.enter_context(running_slurm(folder / "lab", 2))
-    return Place(lab.inventory, lambda head: _called(b"srun\0", descendants(head)), lab.jobs)
+def _of_slurm(folder: Path, stack: ExitStack, count: int = 2) -> Place:
+    lab = stack.enter_context(running_slurm(folder / "lab", count))
+    streams = lambda head: _called(b"srun\0", descendants(head))  # noqa: E731
+    return Place(lab.inventory, streams, lab.jobs, lab=lab)
 
 
-def _of_ray(folder: Path, stack: ExitStack) -> Place:
-    lab = stack.enter_context(running_ray(folder / "lab", 2))
+def _of_ray(folder: Path, stack: ExitStack, count: int = 2) -> Place:
+    lab = stack.enter_context(running_ray(folder / "lab", count, has_client=True))
 
     def bridges(head: int) -> list[int]:
         return [pid for pid in descendants(head) if b"ray_cluster.bridge" in _words(pid)]
 
-    return Place(lab.inventory, bridges, lab.keepers)
+    return Place(lab.inventory, bridges, lab.keepers, lab=lab)
 
 
-def _of_aws(folder: Path, stack: ExitStack) -> Place:
-    lab = stack.enter_context(running_ec2(folder / "lab", 2))
+def _of_aws(folder: Path, stack: ExitStack, count: int = 2) -> Place:
+    lab = stack.enter_context(running_ec2(folder / "lab", count))
     ways = lambda head: _sessions(n.pid for n in lab.nodes)  # noqa: E731
-    return Place(lab.inventory, ways, lab.running, keeps_files=False)
+    return Place(lab.inventory, ways, lab.running, keeps_files=False, lab=lab)
 
 
-def _of_kubectl(folder: Path, stack: ExitStack) -> Place:
+def _of_kubectl(folder: Path, stack: ExitStack, count: int = 2) -> Place:
     tools, inventory = fake_kubectl(folder), folder / "nodes.toml"
-    pods = (f'[[node]]\nname = "{pod}"\nhost = "kubectl:{pod}"\n' for pod in ("pod-a", "pod-b"))
+    names = (f"pod-{number}" for number in range(1, count + 1))
+    pods = (f'[[node]]\nname = "{pod}"\nhost = "kubectl:{pod}"\n' for pod in names)
     inventory.write_text(f'[defaults]\npython = "{sys.executable}"\n' + "".join(pods))
     path = {"PATH": f"{tools}:{os.environ['PATH']}"}
     return Place(inventory, lambda head: _agents(folder), lambda: (), path)
@@ -100,10 +106,11 @@ PLACES = {
 class Run:
     """One run, watched by its journal."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
+    def __init__(self, folder: Path, place: Place, mix: str = "") -> None:
+        """``mix`` is the text of one, which ends by itself; else one that waits for its gate."""
         self.folder, self.place = folder, place
         self.gate, self.store = folder / "gate", RunStore(folder / "runs" / "r")
-        text = MIX.format(root=ROOT, gate=self.gate, steps=STEPS)
+        text = mix or MIX.format(root=ROOT, gate=self.gate, steps=STEPS)
         (folder / "mix.yaml").write_text(text)
         self.start("run", "mix.yaml", "-n", str(place.inventory), "--name", "r")
 
@@ -150,7 +157,7 @@ def strike_all(engine: str) -> Findings:
             run = Run(folder, place)
             stack.callback(run.head.kill)
             _strike(run, engine, findings)
-            _check(run, findings)
+            check(run, findings)
         except Exception as error:
             findings.violations.append(f"{engine}: {error}")
         findings.steps = 3 * STEPS
@@ -180,14 +187,17 @@ def _strike(run: Run, engine: str, findings: Findings) -> None:
         findings.recoveries_s.append(time.monotonic() - began)
 
 
-def _check(run: Run, findings: Findings) -> None:
+def check(run: Run, findings: Findings) -> None:
+    """Once all is struck: the run ends, all steps count, and nothing is left."""
     run.gate.touch()
     run.end()
     state = RunState(run.store.facts.mix.jobs)
     for event in run.events():
         state.apply(event)
     state.validate()
-    assert [len(job.done) for job in state.jobs.values()] == [STEPS] * 3, "steps are missing"
+    jobs = state.jobs.values()
+    missing = [job.job.name for job in jobs if len(job.done) != job.job.target_steps]
+    assert not missing, f"steps are missing: {missing}"
     assert not run.place.left(), f"still allotted: {run.place.left()}"
     run.start("clean", "r", "--yes")
     run.end()

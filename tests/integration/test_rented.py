@@ -156,6 +156,49 @@ def test_a_run_survives_what_the_cloud_and_its_user_do_to_it(lab, tmp_path):
     assert "budget $100.00" in hadar(tmp_path, "report", "r")
 
 
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_while_credentials_are_expired(lab, tmp_path):
+    """What AWS does not do is done once somebody has logged in anew, or said at the end."""
+    gate = tmp_path / "gate"
+    (tmp_path / "mix.yaml").write_text(MIX.replace("GATE", str(gate)))
+    one, _ = lab.names
+    words = ("run", "mix.yaml", "-n", str(lab.inventory), "--name", "r")
+    lab.expire_credentials()
+    told = hadar(tmp_path, *words, expect=2)
+    assert "RequestExpired" in told and "log in anew" in told and not (tmp_path / "runs").exists()
+    lab.expire_credentials(False)
+
+    head = start(tmp_path, *words)
+    wait_until((tmp_path / "runs" / "r" / "journal.jsonl").exists)
+    wait_until(lambda: counted(tmp_path, events.WeightsMerged) >= 1)
+    before, machine = lab.running(), lab[one].pid
+    lab.expire_credentials()
+    lab.give_notice(one)
+    wait_until(lambda: absences(tmp_path).get(one) is Absence.AWAITED)
+    merged = counted(tmp_path, events.WeightsMerged)
+    wait_until(lambda: counted(tmp_path, events.WeightsMerged) > merged + 1)
+    assert lab[one].pid == machine and lab[one].is_up, "nobody could end it"
+    lab.expire_credentials(False)
+    wait_until(lambda: lab.running().get(one) not in (None, before[one]))
+    wait_until(lambda: one not in absences(tmp_path))
+    lost = [event.why for event in journal(tmp_path) if isinstance(event, events.DeviceLost)]
+    assert any("log in anew" in why for why in lost), lost
+
+    lab.expire_credentials()
+    gate.touch()
+    told, _ = head.communicate(timeout=240)
+    assert head.returncode == 0, told
+    assert [len(job.done) for job in state_of(tmp_path).jobs.values()] == [STEPS] * 3
+    assert "goes on: log in anew" in told and "hadar clean r" in told
+    lab.expire_credentials(False)
+    assert len(lab.running()) == 2
+    lab.expire_credentials()
+    assert "log in anew" in hadar(tmp_path, "clean", "r", "--yes", expect=3)
+    lab.expire_credentials(False)
+    hadar(tmp_path, "clean", "r", "--yes")
+    assert lab.running() == {}
+
+
 @pytest.mark.timeout(300)
 def test_one_s_own_instance_is_started_and_stopped_again(lab, tmp_path):
     """Its shutdown would terminate it, so that no switch is started there; and that is noted."""

@@ -3,6 +3,7 @@
     lab/nodes.toml                  for hadar: -n lab/nodes.toml
         aws.config                  for boto3 and the aws command: AWS_CONFIG_FILE=lab/aws.config
         lab.json                    what runs: the server, and who stands for each machine
+        expired                     as long as it is there, EC2 takes nobody's credentials
         <node>/                     home, sshd.log; spot-notice, once there is one
 
 An instance that is launched for a node, from the template ``lab-NODE``, is the node's private SSH
@@ -141,6 +142,13 @@ class Ec2Lab(LabFolder):
     def give_notice(self, name: str, what: str = "spot-notice") -> None:
         """As AWS does two minutes before it takes a spot instance; or ``rebalance``."""
         (self[name].path / what).touch()
+
+    def expire_credentials(self, are_expired: bool = True) -> None:
+        """As those of a login do after some hours."""
+        if are_expired:
+            (self.directory / "expired").touch()
+        else:
+            (self.directory / "expired").unlink()
 
     # -- making it ----------------------------------------------------------------------------
 
@@ -314,6 +322,24 @@ def _serve_metadata(path: Path, port: int) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
+def _refuse_expired(sign: Path) -> None:
+    from moto.core.responses import BaseResponse
+    from werkzeug.exceptions import HTTPException
+
+    class Expired(HTTPException):
+        code = 400
+        description = (
+            "<Response><Errors><Error><Code>RequestExpired</Code><Message>Request has expired."
+            "</Message></Error></Errors><RequestID>0</RequestID></Response>"
+        )
+
+    def authenticate(self: Any, resource: str) -> None:
+        if sign.exists():
+            raise Expired
+
+    BaseResponse._authenticate_and_authorize_normal_action = authenticate  # type: ignore[method-assign]
+
+
 def main() -> None:
     from moto.backends import get_backend
     from moto.core import DEFAULT_ACCOUNT_ID  # type: ignore[attr-defined]
@@ -330,6 +356,7 @@ def main() -> None:
         return ActionResult({"InstanceId": instance, "Output": shown})
 
     General.get_console_output = console  # type: ignore[method-assign]
+    _refuse_expired(directory / "expired")
     backend = get_backend("ec2")[DEFAULT_ACCOUNT_ID][REGION]
     image = next(iter(backend.amis))
     for node in _read(directory)["nodes"]:

@@ -1,6 +1,7 @@
 """No dollar is spent unseen: whatever dies, when, and whatever a clock says."""
 
 import time
+from contextlib import suppress
 from datetime import datetime, timezone
 from email.utils import format_datetime
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from hadar_cli.aws import account, budget, demand
 from hadar_cli.aws.budget import PaidClock
 from hadar_cli.aws.fleet import Fleet
+from hadar_cli.aws.machines import Machine
 from hadar_cli.aws.transport import AwsTransport, end_instances
 from hadar_cli.core.measures.costs import spent
 from hadar_cli.core.model import AwsRequest, Node
@@ -325,3 +327,76 @@ def test_the_last_dollar_ends_what_runs_even_if_aws_fails_at_first(ec2, tmp_path
     with pytest.raises(NoMoreError, match="used up"):
         head.fleet.start(head.node)
     assert head.cost() <= 0.5
+
+
+def test_the_last_dollar_ends_what_runs_even_if_aws_no_longer_lists_it(ec2, tmp_path, monkeypatch):
+    head = Head(tmp_path, node(budget=0.5), ec2.now)
+    machine = head.fleet.start(head.node)
+    monkeypatch.setattr(ec2, "_paginate", lambda Filters: ec2._fail())
+    ec2.fails = ["RequestLimitExceeded"] * 9
+    head.now += HOUR / 2 - 10
+    head.fleet._listed_at = -HOUR
+    monkeypatch.setattr(ec2, "stop_instances", lambda InstanceIds, state: ended.extend(InstanceIds))
+    ended: list[str] = []
+    head.fleet._count()
+    assert ended == [machine.id]
+
+
+@pytest.mark.parametrize("code", ["RequestExpired", "ExpiredToken", "UnauthorizedSSOTokenError"])
+def test_credentials_that_run_out_are_waited_for_and_read_anew(monkeypatch, code):
+    made: list[str] = []
+    mine = account.Account(None, None, None)
+    monkeypatch.setattr(mine, "_make", lambda service, region: made.append(service) or len(made))
+    monkeypatch.setitem(account._ACCOUNTS, ("mine",), mine)
+    assert mine.ec2 == mine.ec2 == 1
+    for age_s in (0.0, 60.0):
+        mine._opened_at -= age_s
+        with pytest.raises(NotYetError) as waits, account.link_errors():
+            raise client_error(code)
+        assert "log in anew" in waits.value.fix and not is_hopeless(waits.value)
+    assert mine.ec2 == 2, "and not at every refusal"
+
+
+def found(head: Head) -> Machine:
+    """The machine, once it is up."""
+    with suppress(NotYetError):
+        head.transport._find()
+    head.fleet._listed_at = -HOUR
+    head.transport._machine = head.transport._find()
+    return head.transport._machine
+
+
+def test_an_instance_that_aws_did_not_end_when_it_was_left_is_ended_later(
+    ec2, tmp_path, monkeypatch
+):
+    head = Head(tmp_path, node(), ec2.now)
+    machine = found(head)
+    with monkeypatch.context() as expired:
+        for name in ("get_paginator", "terminate_instances"):
+            expired.setattr(ec2, name, _expired)
+        with pytest.raises(NotYetError, match="RequestExpired"):
+            head.transport.move_on()
+        head.fleet._listed_at = -HOUR
+        with pytest.raises(NotYetError, match="RequestExpired"):
+            head.transport._find()
+    other = found(head)
+    assert other.id != machine.id
+    assert ec2.instances[machine.id]["State"]["Name"] == "terminated"
+    assert ec2.instances[other.id]["State"]["Name"] == "running"
+
+
+def _expired(*args, **kwargs):
+    raise client_error("RequestExpired")
+
+
+def test_one_s_own_instance_that_was_left_is_the_node_s_again(ec2, tmp_path):
+    ec2.instances[OWN] = {"InstanceId": OWN, "InstanceType": "g5.xlarge", "Tags": []}
+    ec2.instances[OWN] |= {"State": {"Name": "stopped"}, "PublicDnsName": "h"}
+    head = Head(tmp_path, node(template=None, instance=OWN), ec2.now)
+    for _ in range(2):
+        assert found(head).id == OWN
+        head.fleet._listed_at = -HOUR
+        assert head.transport._find().id == OWN
+        assert ec2.instances[OWN]["State"]["Name"] == "running"
+        head.transport.move_on()
+        assert ec2.instances[OWN]["State"]["Name"] == "stopped"

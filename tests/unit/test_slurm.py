@@ -22,7 +22,7 @@ from hadar_cli.nodes.wire import NoMoreError, NotYetError
 from hadar_cli.pipes.transport import PipeTransport
 from hadar_cli.slurm import keeper, relay
 from hadar_cli.slurm.limits import is_endless, partitions_of, what_would_do, why_never
-from hadar_cli.slurm.queue import _read
+from hadar_cli.slurm.queue import Login, _read
 from hadar_cli.slurm.request import command_line, quote, renew_after_s, sbatch
 from hadar_cli.slurm.transport import SlurmTransport
 
@@ -299,6 +299,14 @@ def test_a_slurm_without_overlapping_steps_is_refused_before_anything_is_asked_f
         node._login.check()
     assert "salloc" in (refused.value.fix or "")
     assert "sbatch" not in (tmp_path / "said").read_text()
+
+
+def test_a_login_node_that_is_out_of_reach_is_told_with_what_to_do(tmp_path):
+    nowhere = Node("n", "login", slurm=SlurmRequest(time="1"))
+    login = Login(nowhere, PipeTransport(["/nowhere/ssh"]))
+    with pytest.raises(InputError, match="the way to Slurm on login") as refused:
+        login.check()
+    assert "`ssh login`" in (refused.value.fix or "")
 
 
 # -- a keeper, without any Slurm --------------------------------------------------------------

@@ -89,6 +89,7 @@ def test_drawn_values_are_within_their_ranges_and_the_same_every_time(mix_of):
         ("sample: {lr: {log: [0.1, 1]}}", "needs 'trials'"),
         ("sample: {lr: {log: [0, 1]}}, trials: 3", "0 or below"),
         ("sample: {lr: {uniform: [1, 1]}}, trials: 3", "is no range"),
+        ("sample: {w: {int: [1.2, 1.8]}}, trials: 3", "has no whole number"),
         ("sample: {lr: {normal: [0, 1]}}, trials: 3", "no such field"),
         ("trials: 3", "nothing to sweep"),
         ("promote: {metric: mse}", "nothing to sweep"),

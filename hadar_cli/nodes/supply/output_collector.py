@@ -83,7 +83,9 @@ def _give_back(connections: Sequence[Connection], run: str) -> list[str]:
             connection.give_back()
         except HadarError as error:
             name = connection.node.name
-            return f"{name}: {error}; what is held or asked for there goes on: hadar clean {run}"
+            fix = f"{error.fix}; then " if error.fix else ""
+            told = f"{name}: {error}; what is held or asked for there goes on"
+            return f"{told}: {fix}hadar clean {run}"
         return ""
 
     lent = [connection for connection in connections if connection.node.is_allotted]
