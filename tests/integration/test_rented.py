@@ -90,6 +90,10 @@ def state_of(cwd: Path) -> RunState:
     return state
 
 
+def losses(cwd: Path) -> list[str]:
+    return [event.why for event in journal(cwd) if isinstance(event, events.DeviceLost)]
+
+
 def absences(cwd: Path) -> dict[str, Absence]:
     return {device: event.reason for device, event in state_of(cwd).lost_devices.items()}
 
@@ -174,15 +178,14 @@ def test_a_run_goes_on_while_credentials_are_expired(lab, tmp_path):
     before, machine = lab.running(), lab[one].pid
     lab.expire_credentials()
     lab.give_notice(one)
-    wait_until(lambda: absences(tmp_path).get(one) is Absence.AWAITED)
+    wait_until(lambda: any("log in anew" in why for why in losses(tmp_path)))
+    assert absences(tmp_path)[one] is Absence.AWAITED
     merged = counted(tmp_path, events.WeightsMerged)
     wait_until(lambda: counted(tmp_path, events.WeightsMerged) > merged + 1)
     assert lab[one].pid == machine and lab[one].is_up, "nobody could end it"
     lab.expire_credentials(False)
     wait_until(lambda: lab.running().get(one) not in (None, before[one]))
     wait_until(lambda: one not in absences(tmp_path))
-    lost = [event.why for event in journal(tmp_path) if isinstance(event, events.DeviceLost)]
-    assert any("log in anew" in why for why in lost), lost
 
     lab.expire_credentials()
     gate.touch()
