@@ -26,7 +26,7 @@ _TEXTS: Schema = {"type": "array", "items": _TEXT}
 _NUMBER: Schema = {"type": "number"}
 _SCALAR: Schema = {"type": ["string", "boolean", "number"]}
 _RANGE: Schema = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
-_VALUES: Schema = {"type": "array", "items": _SCALAR, "minItems": 1}
+_VALUES: Schema = {"type": "array", "items": {"type": ["string", "number"]}, "minItems": 1}
 
 
 def _any(*options: Schema) -> Schema:

@@ -47,8 +47,16 @@ def _drawn(value: Any, spot: Spot) -> tuple[str, Any]:
     return kind, ends
 
 
+def _value(value: Any, spot: Spot) -> Value:
+    """Not true and false: some scripts read ``true``, some ``True``, some any word as true."""
+    if isinstance(value, bool):
+        fix = 'Write the word that the script is given, in quotes: "true", "True", "1".'
+        raise spot.error(f"should be text or a number, not {str(value).lower()}", fix)
+    return scalar(value, spot)
+
+
 def _values(value: Any, spot: Spot) -> tuple[Value, ...]:
-    values = list_of(scalar)(value, spot)
+    values = list_of(_value)(value, spot)
     if not values:
         raise spot.error("lists no values", "Add some, e.g. [0.1, 0.01].")
     return values

@@ -84,6 +84,8 @@ def test_drawn_values_are_within_their_ranges_and_the_same_every_time(mix_of):
         ("grid: {}", "sweeps nothing"),
         ("grid: {lr: []}", "lists no values"),
         ("grid: {lr: [0.1, 1, 0.1]}", "lists 0.1 twice"),
+        ("grid: {norm: [true, false]}", "text or a number, not true"),
+        ("sample: {norm: [false]}, trials: 3", "text or a number, not false"),
         ("grid: {lr: 0.1}", "a list"),
         ("grid: {lr: [1]}, sample: {lr: [2]}, trials: 1", "is in 'grid', too"),
         ("sample: {lr: {log: [0.1, 1]}}", "needs 'trials'"),
