@@ -92,7 +92,8 @@ def _about_jobs(
             _refuse(jobs, lambda job: not job.is_paused, "is not paused")
             return events.JobsContinued(now, ids, number)
         case SetPriority():
-            _refuse(jobs, lambda job: job.is_over, "is over: its priority no longer matters")
+            no_more = "is over: its priority no longer matters"
+            _refuse(jobs, lambda job: job.is_over or job.is_cancelled, no_more)
             return events.PriorityChanged(now, ids, request.priority, number)
 
 

@@ -81,6 +81,12 @@ def test_a_million_jobs_are_refused():
         asked(AddJobs((LATE,) * 9_999))
 
 
+@pytest.mark.parametrize("request_", [PauseJobs(("job-0",)), SetPriority(("job-0",), 3)])
+def test_a_cancelled_job_takes_no_more_requests(request_):
+    with pytest.raises(InputError, match="is over"):
+        asked(request_, events.JobsCancelled(4.0, (0,), "1"), number="2")
+
+
 def test_the_last_node_cannot_be_drained():
     first = asked(DrainNode("a"))
     assert first.devices == ("a",)
