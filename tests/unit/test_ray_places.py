@@ -1,5 +1,7 @@
 """Which machine of a Ray cluster is which node, and what an inventory may say of it."""
 
+import sys
+
 import pytest
 
 from hadar_cli.config.inventory import nodes_of
@@ -7,6 +9,7 @@ from hadar_cli.config.strict_toml import parse_toml
 from hadar_cli.errors import InputError
 from hadar_cli.ray_cluster.places import places_for
 from hadar_cli.ray_cluster.transport import wanted
+from hadar_cli.transports import check_request
 
 
 def machine(name, address="10.0.0.1", is_alive=True, **resources):
@@ -91,3 +94,12 @@ def test_a_wrong_word_in_the_inventory_is_told_with_its_fix(text, fix):
     with pytest.raises(InputError) as error:
         nodes(text)
     assert fix in f"{error.value} {error.value.fix}" and error.value.line
+
+
+def test_without_ray_a_cluster_is_refused_before_anybody_asks_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("hadar_cli.ray_cluster.transport.bridge_to", lambda host: pytest.fail(host))
+    (node,) = nodes('[ray]\nname = "n"\nhost = "10.0.0.1:6379"')
+    with pytest.raises(InputError, match="needs Ray, which is not here") as error:
+        check_request(node)
+    assert "hadar[ray]" in (error.value.fix or "")
