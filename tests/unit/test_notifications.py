@@ -84,6 +84,21 @@ def test_a_webhook_and_a_command_hear_what_they_asked_for(tmp_path: Path) -> Non
     assert [one["event"] for one in commanded] == ["trouble", "promotion", "end"]
 
 
+def test_a_desktop_is_told_by_notify_send_and_one_without_it_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    desktop, over = Channel(desktop=True), events.RunFinished(9.0)
+    (warning,) = told([desktop], over)
+    assert "there is no such program" in warning and "the run goes on" in warning
+    heard = tmp_path / "heard"
+    (tmp_path / "notify-send").write_text(f'#!/bin/sh\nprintf "%s|" "$@" >{heard}\n')
+    (tmp_path / "notify-send").chmod(0o755)
+    assert told([desktop], over) == []
+    app, title, text, _ = heard.read_text().split("|")
+    assert (app, title) == ("--app-name=hadar", "hadar: end") and text.startswith("run lab: ")
+
+
 def test_a_promotion_is_told_and_a_metric_that_no_trial_reports_once() -> None:
     state = RunState(TRIALS)
 
