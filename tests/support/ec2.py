@@ -337,7 +337,8 @@ def _refuse_expired(sign: Path) -> None:
         if sign.exists():
             raise Expired
 
-    BaseResponse._authenticate_and_authorize_normal_action = authenticate  # type: ignore[method-assign]
+    mixin: Any = BaseResponse
+    mixin._authenticate_and_authorize_normal_action = authenticate
 
 
 def main() -> None:
