@@ -8,6 +8,7 @@ import pytest
 
 from hadar_cli.config.mixes import read_mix
 from hadar_cli.core import events
+from hadar_cli.core.measures.metrics import summarise
 from hadar_cli.core.measures.sweeps import sweeps_of
 from hadar_cli.core.model import Mix
 from hadar_cli.engine.ports import HandedIn
@@ -178,6 +179,18 @@ def swept(mix: Mix, scores: np.ndarray, speeds: tuple[float, ...], metric: str =
     world.executor.wait = lambda until: [measured(report) for report in wait(until)]
     world.loop.run()
     return world
+
+
+def test_no_sweep_beats_its_bound_which_is_of_the_steps_that_are_trained(mix_of):
+    world = swept(mix_of(GRID), curves(1), SPEEDS)
+    happened, devices = world.journal.events, [d for node in world.nodes for d in node.devices]
+    summary = summarise("r", world.mix, devices, happened)
+    assert summary.lower_bound_s and summary.lower_bound_s < summary.ttd_s
+    began = happened[:1]
+    nobody = summarise(
+        "r", world.mix, devices, [*began, *(events.JobCutShort(0.0, n, "") for n in range(27))]
+    )
+    assert nobody.lower_bound_s is None, "nothing was to be trained"
 
 
 def promoted(world: World) -> set[tuple[int, int]]:

@@ -76,7 +76,7 @@ def summarise(
         mean_jct_s=sum(jcts) / len(jcts) if jcts else None,
         cru=_share(busy_s, len(each) * timeline.ends_at - overhead.no_work_s),
         cru_paper=_share(busy_s, _allocated_s(timeline)),
-        lower_bound_s=_bound(ledger.trained, mix, devices) if bound_s is None else bound_s,
+        lower_bound_s=_bound(ledger, mix, devices) if bound_s is None else bound_s,
         busy_s=busy_s,
         jobs=jobs,
         devices=each,
@@ -97,10 +97,10 @@ def lower_bound(
     ledger = _Ledger(mix.jobs)
     for event in happened:
         ledger.add(event)
-    return _bound(ledger.trained, mix, devices)
+    return _bound(ledger, mix, devices)
 
 
-def _bound(trained: _Totals, mix: Mix, devices: Sequence[Device]) -> float | None:
+def _bound(ledger: _Ledger, mix: Mix, devices: Sequence[Device]) -> float | None:
     if not mix.jobs or not devices:
         return None
     from hadar_cli.core.estimates.fluid import forked_optimum  # numpy: slow to import
@@ -110,13 +110,18 @@ def _bound(trained: _Totals, mix: Mix, devices: Sequence[Device]) -> float | Non
     example_of = {job.id: examples[job.throughput_class] for job in mix.jobs}
     # The model forgets; told everything about a pair at once, it has nothing to forget.
     totals: _Totals = defaultdict(_Total)
-    for (job, device), total in trained.items():
+    for (job, device), total in ledger.trained.items():
         totals[example_of[job], device].add(total.steps, total.seconds)
     model = RateModel(mix.jobs, devices)
     for (job, device), total in totals.items():
         model.observe(job, device, total.steps, total.seconds)
     rates = model.matrix([job.id for job in mix.jobs])
-    makespan_s = forked_optimum([job.target_steps for job in mix.jobs], rates).makespan_s
+    states = [ledger.state.jobs[job.id] for job in mix.jobs]
+    # Of a trial that was dropped, or a job that was cancelled, no more is trained than that.
+    steps = [s.job.target_steps if s.cut_short is None else len(s.done) for s in states]
+    if not any(steps):
+        return None
+    makespan_s = forked_optimum(steps, rates).makespan_s
     return makespan_s if isfinite(makespan_s) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from hadar_cli.core.measures.summary import JobSummary, RunSummary
 from hadar_cli.core.measures.timeline import Timeline, split_over_time
@@ -28,6 +29,7 @@ from hadar_cli.report.page.figure import (
 from hadar_cli.report.record import RunRecord
 
 _CELLS = 120  # of the utilisation over time
+_MOST_NAMED = 10  # jobs side by side, in half of the page's width
 
 
 def of_run(record: RunRecord) -> Iterator[Figure]:
@@ -348,7 +350,7 @@ def steps(summary: RunSummary) -> Figure:
         f" steps ({percent(effective / counted if counted else None)}). "
         + (f"Forking did not pay for {listed(lost)}." if lost else "Forking paid for every job."),
         data,
-        layout(340, axis(type="category"), percents("of target", rangemode="tozero"))
+        layout(340, _job_axis(names), percents("of target", rangemode="tozero"))
         | {"barmode": "group"},
         (
             *("job", "target", "counted", "effective", "busiest copy alone", "copies", "merges"),
@@ -357,6 +359,13 @@ def steps(summary: RunSummary) -> Figure:
         [_steps_row(job) for job in summary.jobs],
         "An average of unequal copies moves less far than their steps add up to.",
     )
+
+
+def _job_axis(names: list[str]) -> dict[str, Any]:
+    """Names of many would lie across each other."""
+    if len(names) <= _MOST_NAMED:
+        return axis(type="category")
+    return axis("jobs; their names in the table", type="category", showticklabels=False)
 
 
 def _steps_row(job: JobSummary) -> list[str]:
