@@ -92,6 +92,20 @@ def test_nothing_sticks_out_at_any_width(
         assert browser.run("return document.documentElement.scrollWidth") <= width
 
 
+def test_charts_keep_their_places_when_the_window_changes(
+    pages: dict[str, Path], browser: Browser
+) -> None:
+    """Plotly fits them to the new width, and lets go of their height meanwhile, or for good."""
+    browser.open(pages["single"])
+    high = "return [...document.querySelectorAll('.chart')].map(chart => chart.offsetHeight)"
+    before = browser.run(high)
+    browser.resize(500)
+    browser.wait(
+        "return [...document.querySelectorAll('.main-svg')].every(one => one.clientWidth < 500)"
+    )
+    assert browser.run(high) == before and min(before) > 120
+
+
 def test_a_chart_can_be_read_without_seeing_it(pages: dict[str, Path], browser: Browser) -> None:
     browser.open(pages["single"])
     described = browser.run(

@@ -96,7 +96,7 @@ def _progress_words(record: RunRecord) -> str:
     done = sum(job.steps_done >= job.steps_target for job in jobs)
     words = f"{record.summary.run}: {done} of {count(len(jobs), 'job')} done"
     last = max((job.jct_s for job in jobs if job.jct_s is not None), default=None)
-    return words if last is None else f"{words}, the last after {duration(last)}"
+    return words if last is None or not done else f"{words}, the last after {duration(last)}"
 
 
 def _curve(name: str, points: Sequence[tuple[float, float]], clock: Clock) -> Trace:

@@ -35,6 +35,7 @@
     Promise.all(
       charts.map((chart) => {
         const { data, layout } = figures[chart.id];
+        chart.style.setProperty("--height", `${layout.height}px`); // while Plotly fits it, too
         return Plotly.react(chart, data, dressed(layout), config);
       }),
     );
