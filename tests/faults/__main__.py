@@ -19,7 +19,7 @@ from tests.faults.real import REAL
 from tests.faults.sections import Findings, Size, load
 from tests.faults.world import run_schedule
 
-_ONLY_FULL = ("engines",)
+_ONLY_FULL = ("engines", "whole mixes")
 
 
 def main() -> int:

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 from hadar_cli.core import events
 from hadar_cli.core.reasons import Loss
 from hadar_cli.core.state import RunState
-from tests.faults.engines import PLACES, Run, check
-from tests.faults.sections import Findings
+from tests.faults.engines import PLACES, ROOT, Run, add, check
+from tests.faults.sections import Findings, Size, section
 
 #: A device that the trouble takes away, or "" where all stay.
 Trouble: TypeAlias = Callable[[Run, Any], str]
@@ -159,3 +159,12 @@ _TROUBLES: dict[str, dict[str, Trouble]] = {
     "aws": {"spot notice": _take("spot-notice", 3), "rebalance": _take("rebalance", 1)},
     "kubectl": {},
 }
+
+
+@section("whole mixes", waits=True)
+def run_mixes(size: Size) -> Findings:
+    """Only in ``--full``: minutes each."""
+    whole = Findings()
+    for engine in (name for name, troubles in _TROUBLES.items() if troubles):
+        add(whole, strike_mix(engine, ROOT / "mixes" / "m3.yaml"))
+    return whole

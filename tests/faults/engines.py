@@ -246,7 +246,7 @@ def _agents(folder: Path) -> list[int]:
     return [pid for pid in mine if b"import io,json" in _words(pid)]
 
 
-def _add(into: Findings, found: Findings) -> None:
+def add(into: Findings, found: Findings) -> None:
     into.trials += found.trials
     into.fired += found.fired
     into.checked += found.checked
@@ -260,5 +260,5 @@ def run_engines(size: Size) -> Findings:
     """Only in ``--full``: each takes a minute and more."""
     whole = Findings()
     for engine in PLACES:
-        _add(whole, strike_all(engine))
+        add(whole, strike_all(engine))
     return whole

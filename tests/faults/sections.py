@@ -23,6 +23,7 @@ MODULES = (
     "fuzz",
     "flips",
     "engines",
+    "engine_mix",
 )  # in the order of the table
 
 
