@@ -230,7 +230,8 @@ MIX = """
 `{name}` on the same five unequal devices, one engine after the other in one run ({when}, at
 {commit}). The overhead of a round is the
 median of what passes from a copy's last step to the first of its process's next order: saving,
-pulling, merging, pushing, loading. TTD stands beside the bound that no schedule can beat.
+pulling, merging, pushing, loading. TTD stands beside the bound that no schedule can beat at the
+speeds that the run measured: what an engine itself computes takes from the two cores that train.
 
 {table}
 
