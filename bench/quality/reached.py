@@ -97,6 +97,7 @@ def gain(case: Case, seeds: Sequence[int], results: Results, unforked: Results) 
         return Gain(None, share, exact, None, 0)
     mine = fmean(results[case.task(1.0, seed)].loss for seed in known)
     quality = mine / fmean(unforked[case.target(seed)].loss for seed in known)
+    trained = known
     for longer in LONGER:
         trained = [seed for seed in known if case.task(longer, seed) in results]
         if not trained:
@@ -107,7 +108,7 @@ def gain(case: Case, seeds: Sequence[int], results: Results, unforked: Results) 
             auto_s = planned.merged_s(case.recipe, steps, planned.solo_rate())
             auto = exact or alone_s / auto_s
             return Gain(alone_s / merged_s, share, auto, quality, len(trained))
-    return Gain(0.0, share, exact or 0.0, quality, len(known))
+    return Gain(0.0, share, exact or 0.0, quality, len(trained))
 
 
 def _steps_to(

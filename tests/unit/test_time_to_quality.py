@@ -97,7 +97,7 @@ def test_a_longer_training_is_tried_where_one_as_long_does_not_get_there(case, t
 def test_what_no_length_reaches_is_never_reached(case, tmp_path):
     curves = {longer: ((round(600 * longer), 1.1),) for longer in LONGER}
     found = measured(case, tmp_path, curves)
-    assert (found.merge, found.auto) == (0.0, 0.0)
+    assert (found.merge, found.auto, found.seeds) == (0.0, 0.0, 2)
     kept = Kept.beside(tmp_path / "quality.json")
     assert not missing(case, (1, 2), kept.curves, kept.quality)
 
