@@ -304,6 +304,11 @@ class Job:
         return tuple(sorted(steps))
 
     @property
+    def trains(self) -> str:
+        """Its script or model, whatever the batch: ``LM`` of a trace's ``LM (batch size 80)``."""
+        return self.launch.code or self.workload.partition(" (")[0]
+
+    @property
     def throughput_class(self) -> tuple[object, ...]:
         """Jobs alike in this train at the same speed and share what is measured."""
         code = (self.workload, self.launch.code, self.launch.preset, self.launch.args)

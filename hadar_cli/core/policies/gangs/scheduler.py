@@ -157,7 +157,7 @@ class GangScheduler:
         done = _once(lambda: history.done(view.queue, view.progress()))
 
         def speed() -> FloatArray:
-            return np.asarray(queue.gang * queue.rates.max(axis=1, initial=0.0))
+            return np.asarray(queue.rates.max(axis=1, initial=0.0))
 
         left = _once(lambda: history.remaining(view.queue, done(), speed))
         queue = LateQueue(

@@ -29,7 +29,9 @@ class ServiceHistory:
         self._index = RowIndex(self._ids)
         self._elastic = self._proportional = np.zeros(0, dtype=np.bool_)
         self._target = self._told = self._arrived_s = self._attained_s = np.zeros(0)
-        self._speed = np.zeros(0)  # steps per second where each is fastest, once asked for
+        self._speed = np.zeros(0)  # of one device where each is fastest, once asked for
+        self._scripts: dict[str, int] = {}
+        self._script = np.zeros(0, dtype=np.int64)  # of each job
         self._lengths = Lengths()
         self._remaining = np.zeros(0)  # steps not committed when last looked at
         self._watched: set[int] = set()  # jobs that may have come further since
@@ -69,6 +71,8 @@ class ServiceHistory:
         self._target = np.append(self._target, [float(job.target_steps) for job in jobs])
         self._told = np.append(self._told, [queue.told(number) for number in new])
         self._speed = np.append(self._speed, nothing)
+        scripts = [self._scripts.setdefault(job.trains, len(self._scripts)) for job in jobs]
+        self._script = np.append(self._script, scripts)
         left = [float(queue.remaining(number)) for number in new]
         self._remaining = np.append(self._remaining, left)
         self._arrived_s = np.append(self._arrived_s, [job.arrives_s for job in jobs])
@@ -86,7 +90,8 @@ class ServiceHistory:
         for job in np.setdiff1d(self._queue.ids, queue.ids, assume_unique=True).tolist():
             if queue.knows(job):
                 row = self._index.rows_of([job])[0]
-                self._lengths.note(self._told[row], queue.done(job), self._speed[row])
+                done, speed = queue.done(job), self._speed[row]
+                self._lengths.note(self._told[row], done, speed, self._script[row])
 
     def arrivals_s(self, now_s: float) -> float:
         """How much longer jobs will come at least, it seems, by how long they have come so far.
@@ -133,7 +138,7 @@ class ServiceHistory:
             self._speed[rows] = found = speed()
             return found
 
-        return self._lengths.remaining(self._told[rows], done, speeds)
+        return self._lengths.remaining(self._told[rows], done, self._script[rows], speeds)
 
     def serve(self, now_s: float, gangs: Placement) -> None:
         """Those who run now did so since the last time; nobody is moved in between."""
