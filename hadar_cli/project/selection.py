@@ -103,9 +103,11 @@ def _too_large(source: Path, walk: _Walk) -> InputError:
     else:
         full = Counter(path.parent for path in walk.files).most_common(3)
         named = [f"{p.relative_to(source)}/ ({count:,} files)" for p, count in full]
+    is_huge = walk.bytes >= 1e9
+    size = f"{walk.bytes / 1e9:.1f} GB" if is_huge else f"{walk.bytes / 1e6:.0f} MB"
     return InputError(
-        f"the project folder {source} holds {walk.bytes / 1e6:,.0f} MB in {len(walk.files):,} "
-        f"files or more; the largest: {', '.join(named)}",
+        f"the project folder {source} holds {size} in {len(walk.files):,} files or more; "
+        f"the largest: {', '.join(named)}",
         field="sync",
         fix="list data under 'data:', which is sent once, and name what nodes do not need in "
         ".hadarignore; or give a smaller folder as 'sync'",
